@@ -1,0 +1,227 @@
+"""`lstsq`: least squares as a differentiable operation on pytrees."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from constrainx.linalg import _derivative as _  # noqa: F401  registers the derivative
+from constrainx.linalg import _vector
+from constrainx.linalg._info import Info
+from constrainx.linalg._linearity import check_linear
+from constrainx.linalg._lsmr import LSMR
+from constrainx.linalg._operator import structure
+from constrainx.linalg._primitive import solve
+from constrainx.linalg._problem import Solver
+from constrainx.linalg._spec import Damping, Spec, interned
+from constrainx.linalg._validate import check_fits, check_floating, check_solver, describe
+from constrainx.linalg._vector import Scalar, Vector
+
+
+def lstsq(
+    matvec: Callable[..., Vector],
+    b: Vector,
+    *args: Any,
+    like: PyTree | None = None,
+    damp: float | Scalar = 0.0,
+    x0: Vector | None = None,
+    preconditioner: Vector | None = None,
+    solver: Solver = LSMR(),
+    full_rank: bool = False,
+) -> tuple[Vector, Info]:
+    """Minimises ‖A x − b‖² + damp²‖x‖², with A known only by ``matvec(v, *args)`` = A v.
+
+    Where the minimiser is not unique, returns the one of minimum norm. Vectors are pytrees and are
+    never ravelled; the transpose of A comes from JAX. Whatever in ``matvec`` does not depend on
+    ``v``, such as the forward pass under a Jacobian-vector product, is computed once, outside of
+    the solver's loop.
+
+    The result has derivatives of all orders, in forward and reverse mode, with respect to ``args``,
+    to arrays that ``matvec`` closes over, to ``b`` and to ``damp``. They are right also for an A
+    without full rank, as long as its rank does not change. A gradient costs three further solves,
+    two with damping or with ``full_rank``, and no memory that grows with the iterations.
+
+    >>> import jax, jax.numpy as jnp, constrainx as cx
+    >>> A = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    >>> x, info = cx.lstsq(lambda v, A: A @ v, jnp.ones(3), A, like=jnp.zeros(2))
+    >>> print(x.round(3), info.iterations)
+    [-1.  1.] 2
+    >>> gradient = jax.grad(lambda A: cx.lstsq(lambda v: A @ v, jnp.ones(3), like=x)[0].sum())(A)
+    >>> print(gradient.round(3))
+    [[ 0.333 -0.333]
+     [ 0.333 -0.333]
+     [ 0.333 -0.333]]
+
+    Args:
+        matvec: a function ``(v, *args) -> A v``, linear in ``v``.
+        b: the right-hand side, a pytree of floating-point arrays.
+        *args: passed on to ``matvec``.
+        like: what x looks like: a pytree of arrays or of `jax.ShapeDtypeStruct`. May be left out
+            where ``x0`` is given. Each leaf of x gets the dtype of its leaf here, and ``matvec`` is
+            called with that dtype, but the solver computes in float32 at least.
+        damp: a number or a scalar array.
+        x0: where to start. It saves iterations, and changes the result only where the minimiser
+            is not unique: the solution is then the minimiser nearest to ``x0``.
+        preconditioner: positive weights d, shaped like x. The solver works in z = x / d, which
+            saves iterations where the columns of A have different scales. Where the minimiser is
+            not unique, the result is the one that minimises ‖x / d‖.
+        solver: `LSMR`, `CG`, `Cholesky`, `QR`, or any object with their ``solve`` method.
+        full_rank: a promise that A has as many independent rows or columns as its smaller side. It
+            makes gradients cheaper, and wrong if it is not kept.
+
+    Returns:
+        The solution, and an `Info` with ``converged``, ``reason`` and ``iterations``.
+    """
+    like = _checked_like(like, x0)
+    check_solver(solver)
+    b = jax.tree.map(jnp.asarray, b)
+    check_floating("b", b)
+
+    rows = _checked_rows(matvec, like, args, b)
+    columns = jax.tree.map(_in_working_dtype, like)
+    rows = jax.tree.map(_in_working_dtype, jax.tree.map(_wider, rows, b))
+    b = _vector.cast(b, rows)
+
+    # Linear already: `linearize` only computes, once and for all, what does not depend on v.
+    linear = jax.linearize(lambda v: matvec(v, *args), _vector.zeros_like(like))[1]
+
+    def working_matvec(v: Vector) -> Vector:
+        return _vector.cast(linear(_vector.cast(v, like)), rows)
+
+    apply: Callable[[Vector], Vector] = working_matvec
+    damp, damping = _checked_damp(damp, _vector.scalar_dtype(rows, columns))
+    if damping != "none" and (x0 is not None or preconditioner is not None):
+        # What is damped is the norm of x, neither that of x − x0 nor that of x / preconditioner.
+        apply, b = _augmented(apply, b, damp, columns)
+        full_rank, damping = full_rank or damping == "nonzero", "none"
+    weights = None
+    if preconditioner is not None:
+        weights = _checked_like_x("preconditioner", preconditioner, columns)
+        apply = _composed(apply, weights)
+    start, reference = None, None
+    if x0 is not None:
+        start = _checked_like_x("x0", x0, columns)
+        start = start if weights is None else jax.tree.map(jnp.divide, start, weights)
+        reference = jax.lax.stop_gradient(_vector.norm(b))
+        b = _vector.subtract(b, apply(start))
+
+    jaxpr, constants = _with_constants_as_arguments(apply, columns)
+    spec = interned(
+        Spec(
+            jaxpr=jaxpr,
+            columns=columns,
+            rows=structure(b),
+            solver=solver,
+            damping=damping,
+            full_rank=full_rank,
+            has_reference=reference is not None,
+        )
+    )
+    x, info = solve(spec, constants, b, damp, reference)
+    x = x if start is None else _vector.add(start, x)
+    x = x if weights is None else jax.tree.map(jnp.multiply, weights, x)
+    return _vector.cast(x, like), info
+
+
+def _augmented(
+    apply: Callable[[Vector], Vector], b: Vector, damp: Scalar, columns: PyTree
+) -> tuple[Callable[[Vector], Vector], Vector]:
+    """Damping as rows: [A; λI] x ≈ (b, 0)."""
+    return lambda v: (apply(v), _vector.scale(damp, v)), (b, _vector.zeros_like(columns))
+
+
+def _composed(apply: Callable[[Vector], Vector], weights: Vector) -> Callable[[Vector], Vector]:
+    return lambda z: apply(jax.tree.map(jnp.multiply, weights, z))
+
+
+def _with_constants_as_arguments(
+    apply: Callable[[Vector], Vector], columns: PyTree
+) -> tuple[jex.ClosedJaxpr, list[Array]]:
+    """A jaxpr (constants, v) ↦ A v, and the constants: all arrays that ``apply`` closes over."""
+    closed = jax.make_jaxpr(apply)(columns)
+
+    def open_apply(constants: list[Array], leaves: list[Array]) -> list[Array]:
+        return jex.jaxpr_as_fun(jex.ClosedJaxpr(closed.jaxpr, constants))(*leaves)
+
+    constants = list(closed.consts)
+    return jax.make_jaxpr(open_apply)(structure(constants), jax.tree.leaves(columns)), constants
+
+
+def _checked_like(like: PyTree | None, x0: Vector | None) -> PyTree[jax.ShapeDtypeStruct]:
+    like = x0 if like is None else like
+    if like is None:
+        raise TypeError(
+            "`lstsq` needs `like=`: what the solution looks like, as a pytree of arrays or of "
+            "`jax.ShapeDtypeStruct`. A matrix-free A does not tell. For a matrix: "
+            "`like=jnp.zeros(A.shape[1])`."
+        )
+    if any(
+        not hasattr(leaf, "shape") or not hasattr(leaf, "dtype") for leaf in jax.tree.leaves(like)
+    ):
+        like = jax.tree.map(jnp.asarray, like)
+    check_floating("like", like)
+    return structure(like)
+
+
+def _checked_rows(
+    matvec: Callable[..., Vector], like: PyTree, args: tuple, b: Vector
+) -> PyTree[jax.ShapeDtypeStruct]:
+    if not callable(matvec):
+        raise TypeError(
+            f"`matvec` must be a function (v, *args) -> A v, got {type(matvec).__name__}. For a "
+            "matrix A: `lstsq(lambda v, A: A @ v, b, A, like=jnp.zeros(A.shape[1]))`."
+        )
+
+    def apply(v: Vector) -> Vector:
+        return matvec(v, *args)
+
+    try:
+        rows = jax.eval_shape(apply, like)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "`matvec` does not take a vector shaped like `like`, "
+            f"{describe(like)}: {type(error).__name__}: {error}"
+        ) from error
+    check_floating("matvec(v, *args)", rows)
+    check_fits("b", b, rows, "what `matvec` returns for a vector shaped like `like`")
+    check_linear(apply, like, rows)
+    return structure(rows)
+
+
+def _checked_like_x(name: str, vector: Vector, columns: PyTree) -> Vector:
+    vector = jax.tree.map(jnp.asarray, vector)
+    check_floating(name, vector)
+    check_fits(name, vector, columns, "the solution, that is `like`")
+    return _vector.cast(vector, columns)
+
+
+def _checked_damp(damp: float | Scalar, dtype: jnp.dtype) -> tuple[Scalar | None, Damping]:
+    """The damping as an array, and what is known of it now."""
+    if isinstance(damp, numbers.Real) and not isinstance(damp, jax.Array):
+        if not math.isfinite(damp):
+            raise ValueError(f"`damp` must be finite, got {damp!r}.")
+        if damp == 0:
+            return None, "none"
+        return jnp.asarray(damp, dtype), "nonzero"
+    damp = jnp.asarray(damp)
+    if damp.shape != () or not jnp.issubdtype(damp.dtype, jnp.floating):
+        raise TypeError(
+            f"`damp` must be a number or a floating-point scalar, got shape {damp.shape} and dtype "
+            f"{damp.dtype}."
+        )
+    return damp.astype(dtype), "unknown"
+
+
+def _in_working_dtype(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, _vector.working_dtype(leaf.dtype))
+
+
+def _wider(left: Any, right: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(left.shape, jnp.promote_types(left.dtype, right.dtype))

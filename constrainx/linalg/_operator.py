@@ -1,0 +1,63 @@
+"""A linear map between pytrees, known only by what it does to a vector."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+from jaxtyping import PyTree
+
+from constrainx.linalg import _vector
+from constrainx.linalg._vector import Vector
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearOperator:
+    """A linear map A from vectors shaped like ``columns`` to vectors shaped like ``rows``.
+
+    This is all that a solver sees of the user's problem.
+
+    Attributes:
+        matvec: v ↦ A v.
+        rmatvec: u ↦ Aᵀ u.
+        columns: shapes and dtypes of v, a pytree of `jax.ShapeDtypeStruct`.
+        rows: shapes and dtypes of A v, likewise.
+    """
+
+    matvec: Callable[[Vector], Vector]
+    rmatvec: Callable[[Vector], Vector]
+    columns: PyTree[jax.ShapeDtypeStruct]
+    rows: PyTree[jax.ShapeDtypeStruct]
+
+    @classmethod
+    def of(cls, matvec: Callable[[Vector], Vector], columns: PyTree) -> LinearOperator:
+        """Makes the operator from ``matvec`` alone; JAX writes the transpose."""
+        columns = structure(columns)
+        rows = structure(jax.eval_shape(matvec, columns))
+        transpose = jax.linear_transpose(matvec, columns)
+        return cls(matvec, lambda u: transpose(u)[0], columns, rows)
+
+    @property
+    def T(self) -> LinearOperator:
+        """The transpose, Aᵀ."""
+        return LinearOperator(self.rmatvec, self.matvec, self.rows, self.columns)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The numbers of rows and columns, as if A were a matrix."""
+        return _vector.size(self.rows), _vector.size(self.columns)
+
+    def augmented(self, damp: _vector.Scalar) -> LinearOperator:
+        """[A; damp·I]: its least-squares problem without damping is A's with damping."""
+        return LinearOperator(
+            lambda v: (self.matvec(v), _vector.scale(damp, v)),
+            lambda u: _vector.axpy(damp, u[1], self.rmatvec(u[0])),
+            self.columns,
+            (self.rows, self.columns),
+        )
+
+
+def structure(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of a tree of arrays, or of things that have both."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)

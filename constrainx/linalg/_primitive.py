@@ -1,0 +1,130 @@
+"""Least squares as one JAX primitive, so that JAX differentiates it by our rule in every mode.
+
+A primitive rather than `jax.custom_vjp`, which forbids forward mode, or `jax.custom_jvp`, which
+cannot say that a loop is linear in its right-hand side. A batched solve is the same primitive with
+its axes noted down: it stays differentiable, and each lane stops on its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.interpreters import batching, mlir
+from jaxtyping import Array
+
+from constrainx.linalg import _vector
+from constrainx.linalg._info import Info
+from constrainx.linalg._problem import LeastSquares
+from constrainx.linalg._spec import Spec
+from constrainx.linalg._vector import Scalar, Vector
+
+Axes: TypeAlias = tuple[int | None, ...]
+
+lstsq_p = jax.extend.core.Primitive("constrainx_lstsq")
+lstsq_p.multiple_results = True
+
+
+def solve(
+    spec: Spec,
+    constants: Sequence[Array],
+    b: Vector,
+    damp: Scalar | None = None,
+    reference: Scalar | None = None,
+) -> tuple[Vector, Info]:
+    """The least-squares solution as a differentiable operation."""
+    scalars = [] if spec.damping == "none" else [damp]
+    scalars += [reference] if spec.has_reference else []
+    leaves = lstsq_p.bind(*constants, *jax.tree.leaves(b), *scalars, spec=spec, batch=())
+    return unflatten(spec, leaves)
+
+
+def unflatten(spec: Spec, leaves: Sequence[Array]) -> tuple[Vector, Info]:
+    cut = len(leaves) - len(Info._fields)
+    return jax.tree.unflatten(jax.tree.structure(spec.columns), leaves[:cut]), Info(*leaves[cut:])
+
+
+def _run_unbatched(*operands: Array, spec: Spec) -> list[Array]:
+    constants, b_leaves, scalars = spec.split(operands)
+    b = jax.tree.unflatten(jax.tree.structure(spec.rows), b_leaves)
+    dtype = _vector.scalar_dtype(spec.rows, spec.columns)
+    damp = jnp.zeros((), dtype) if spec.damping == "none" else scalars[0]
+    b_norm = scalars[-1] if spec.has_reference else _vector.norm(b)
+    problem = LeastSquares(spec.operator(constants), b, damp, b_norm)
+    x, info = spec.solver.solve(problem)
+    return [*_checked_solution(spec, x), *_checked_info(spec, info)]
+
+
+def _run(*operands: Array, spec: Spec, batch: tuple[Axes, ...]) -> list[Array]:
+    run = functools.partial(_run_unbatched, spec=spec)
+    for axes in batch:
+        run = jax.vmap(run, in_axes=axes)
+    return run(*operands)
+
+
+def _abstract_eval(*operands: Any, spec: Spec, batch: tuple[Axes, ...]) -> list:
+    shapes = [operand.shape for operand in operands]
+    prefix: tuple[int, ...] = ()
+    for axes in reversed(batch):
+        sizes = {shape[axis] for shape, axis in zip(shapes, axes, strict=True) if axis is not None}
+        prefix = (*prefix, sizes.pop())
+        shapes = [
+            shape if axis is None else shape[:axis] + shape[axis + 1 :]
+            for shape, axis in zip(shapes, axes, strict=True)
+        ]
+    outputs = [*jax.tree.leaves(spec.columns), *_info_structure(spec)]
+    return [jax.core.ShapedArray((*prefix, *leaf.shape), leaf.dtype) for leaf in outputs]
+
+
+def _batch(
+    operands: Sequence[Array], axes: Sequence[int | None], *, spec: Spec, batch: tuple[Axes, ...]
+) -> tuple[list[Array], list[int]]:
+    outputs = lstsq_p.bind(*operands, spec=spec, batch=(*batch, tuple(axes)))
+    return outputs, [0] * len(outputs)
+
+
+def _info_structure(spec: Spec) -> Info:
+    dtype = _vector.scalar_dtype(spec.rows, spec.columns)
+    scalar = jax.ShapeDtypeStruct((), dtype)
+    integer = jax.ShapeDtypeStruct((), jnp.int32)
+    return Info(jax.ShapeDtypeStruct((), jnp.bool_), integer, integer, scalar, scalar, scalar)
+
+
+def _checked_solution(spec: Spec, x: Vector) -> list[Array]:
+    name = f"`{type(spec.solver).__name__}.solve`"
+    wanted = jax.tree.map(lambda leaf: leaf.shape, spec.columns)
+    came = jax.tree.map(jnp.shape, x)
+    if jax.tree.structure(x) != jax.tree.structure(spec.columns) or came != wanted:
+        raise TypeError(
+            f"{name} must return a solution shaped like `problem.operator.columns`: "
+            f"wanted {wanted}, got {came}."
+        )
+    return jax.tree.leaves(_vector.cast(x, spec.columns))
+
+
+def _checked_info(spec: Spec, info: Info) -> list[Array]:
+    name = f"`{type(spec.solver).__name__}.solve`"
+    if not isinstance(info, Info):
+        raise TypeError(
+            f"{name} must return `(x, info)` with info a `constrainx.Info`, got "
+            f"{type(info).__name__} in its place."
+        )
+    for field, value in zip(Info._fields, info, strict=True):
+        if jnp.shape(value) != ():
+            raise TypeError(
+                f"{name}: `info.{field}` must be a scalar, got shape {jnp.shape(value)}."
+            )
+    return [
+        jnp.asarray(value, wanted.dtype)
+        for value, wanted in zip(info, _info_structure(spec), strict=True)
+    ]
+
+
+lstsq_p.def_impl(jax.jit(_run, static_argnames=("spec", "batch")))
+lstsq_p.def_abstract_eval(_abstract_eval)
+batching.primitive_batchers[lstsq_p] = _batch
+mlir.register_lowering(lstsq_p, mlir.lower_fun(_run, multiple_results=True))

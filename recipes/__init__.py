@@ -1,0 +1,1 @@
+"""One file an experiment: everything that defines a run."""
