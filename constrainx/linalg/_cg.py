@@ -24,7 +24,7 @@ class CG:
     square of the condition number, so prefer `LSMR` in float32.
 
     Attributes:
-        rtol: stop at ‖Aᵀr − λ²x‖ ≤ rtol ‖Aᵀb‖.
+        rtol: stop at ‖r‖ ≤ rtol ‖b‖ or ‖Aᵀr − λ²x‖ ≤ rtol ‖A‖‖r‖, with ‖A‖ estimated from below.
         max_iterations: defaults to ten times the smaller side of A.
     """
 
@@ -44,54 +44,66 @@ class CG:
         if limit is None:
             limit = 10 * min(operator.shape)
 
-        gradient = operator.rmatvec(b)
-        squared = _vector.dot(gradient, gradient)
-        # Relative to Aᵀb as the user gave it: a solve from an `x0` has less to do.
-        goal = self.rtol**2 * squared * _relative(problem.b_norm.astype(dtype), _vector.norm(b))
-
         def body(state: _State) -> _State:
             image = operator.matvec(state.direction)
-            curvature = _vector.dot(image, image)
-            curvature += damp_squared * _vector.dot(state.direction, state.direction)
+            length = _vector.dot(state.direction, state.direction)
+            curvature = _vector.dot(image, image) + damp_squared * length
             step = state.squared / curvature
-            fine = jnp.isfinite(step) & (curvature > 0)
-            x = _vector.axpy(jnp.where(fine, step, 0), state.direction, state.x)
+            finite = jnp.isfinite(step)
+            x = _vector.axpy(jnp.where(finite, step, 0), state.direction, state.x)
             residual = _vector.axpy(-step, image, state.residual)
             gradient = _vector.axpy(-damp_squared, x, operator.rmatvec(residual))
             squared = _vector.dot(gradient, gradient)
-            fine &= jnp.isfinite(squared)
-            return _State(
+            new = _State(
                 iteration=state.iteration + 1,
                 x=x,
                 residual=residual,
+                residual_squared=_vector.dot(residual, residual) + damp_squared * _vector.dot(x, x),
                 direction=_vector.axpy(squared / state.squared, state.direction, gradient),
                 squared=squared,
-                reason=_reason(fine, squared <= goal),
+                operator_norm_squared=jnp.maximum(state.operator_norm_squared, curvature / length),
+                reason=state.reason,
             )
+            return new._replace(reason=self._why_stop(problem, new, finite))
 
+        gradient = operator.rmatvec(b)
+        squared, residual_squared = _vector.dot(gradient, gradient), _vector.dot(b, b)
         first = _State(
             iteration=jnp.zeros((), jnp.int32),
             x=_vector.zeros_like(operator.columns),
             residual=b,
+            residual_squared=residual_squared,
             direction=gradient,
             squared=squared,
-            reason=jnp.where(
-                squared == 0, Reason.TRIVIAL, _reason(jnp.isfinite(squared), squared <= goal)
-            ).astype(jnp.int32),
+            operator_norm_squared=squared / jnp.where(squared > 0, residual_squared, 1),
+            reason=jnp.full((), _GO_ON, jnp.int32),
         )
+        stop = self._why_stop(problem, first, jnp.isfinite(problem.damp))
+        first = first._replace(reason=jnp.where(squared == 0, Reason.TRIVIAL, stop))
         last = jax.lax.while_loop(
             lambda s: (s.reason == _GO_ON) & (s.iteration < limit), body, first
         )
         reason = jnp.where(last.reason == _GO_ON, Reason.MAX_ITERATIONS, last.reason)
-        damped = damp_squared * _vector.dot(last.x, last.x)
         return last.x, Info(
             converged=reason <= Reason.LEAST_SQUARES,
             reason=reason,
             iterations=last.iteration,
-            residual_norm=jnp.sqrt(_vector.dot(last.residual, last.residual) + damped),
+            residual_norm=jnp.sqrt(last.residual_squared),
             normal_residual_norm=jnp.sqrt(last.squared),
             condition=jnp.full((), jnp.nan, dtype),  # CG does not estimate it
         )
+
+    def _why_stop(
+        self, problem: LeastSquares, state: _State, finite: Bool[Array, ""]
+    ) -> Int[Array, ""]:
+        b_norm = problem.b_norm.astype(state.squared.dtype)
+        bound = state.operator_norm_squared * state.residual_squared
+        conditions = {
+            Reason.NOT_FINITE: ~(finite & jnp.isfinite(state.squared)),
+            Reason.RESIDUAL: state.residual_squared <= jnp.square(self.rtol * b_norm),
+            Reason.LEAST_SQUARES: state.squared <= self.rtol**2 * bound,
+        }
+        return jnp.select(list(conditions.values()), list(conditions), _GO_ON).astype(jnp.int32)
 
 
 _GO_ON = -1
@@ -101,16 +113,8 @@ class _State(NamedTuple):
     iteration: Int[Array, ""]
     x: Vector
     residual: Vector
+    residual_squared: Scalar
     direction: Vector
     squared: Scalar
+    operator_norm_squared: Scalar
     reason: Int[Array, ""]
-
-
-def _reason(finite: Bool[Array, ""], small: Bool[Array, ""]) -> Int[Array, ""]:
-    stop = jnp.where(small, Reason.LEAST_SQUARES, _GO_ON)
-    return jnp.where(finite, stop, Reason.NOT_FINITE).astype(jnp.int32)
-
-
-def _relative(reference: Scalar, norm: Scalar) -> Scalar:
-    """How much looser the tolerance is, squared."""
-    return jnp.square(jnp.where(norm > 0, jnp.maximum(reference / norm, 1), 1))

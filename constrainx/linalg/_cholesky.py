@@ -41,28 +41,29 @@ class Cholesky:
             rhs = _inner_products(stacked, jax.tree.map(lambda leaf: leaf[None], b), dtype)[:, 0]
             y = jax.scipy.linalg.cho_solve((factor, True), rhs)
             x = _dense.unflat(y, operator.columns)
-        return x, direct_info(problem, x, jnp.diagonal(factor))
+        # Squared, the diagonal is the pivots that the elimination of the Gram matrix met.
+        return x, direct_info(problem, x, jnp.diagonal(factor), jnp.square(jnp.diagonal(factor)))
 
 
-def direct_info(problem: LeastSquares, x: Vector, diagonal: Float[Array, " short"]) -> Info:
-    """What a direct solver knows: whether the triangular factor was regular, and the residuals.
+def direct_info(
+    problem: LeastSquares, x: Vector, diagonal: Float[Array, " k"], pivots: Float[Array, " k"]
+) -> Info:
+    """What a direct solver knows: whether the pivots were regular, and the residuals.
 
-    The diagonal of a triangular factor bounds the condition number from below.
+    The diagonal of a triangular factor of A bounds the condition number from below.
     """
-    diagonal = jnp.abs(diagonal)
-    largest, smallest = jnp.max(diagonal), jnp.min(diagonal)
-    eps = jnp.finfo(diagonal.dtype).eps
-    regular = (
-        smallest > len(diagonal) * eps * largest
-    )  # NaN, where Cholesky gave up, compares false
+    dtype = diagonal.dtype
+    diagonal, pivots = jnp.abs(diagonal), jnp.abs(pivots)
+    # NaN, where Cholesky gave up, compares false.
+    regular = jnp.min(pivots) > len(pivots) * jnp.finfo(dtype).eps * jnp.max(pivots)
 
     residual = _vector.subtract(problem.b, problem.operator.matvec(x))
-    damp = problem.damp.astype(diagonal.dtype)
+    damp = problem.damp.astype(dtype)
     normal = _vector.axpy(-jnp.square(damp), x, problem.operator.rmatvec(residual))
     finite = jnp.isfinite(problem.b_norm) & jnp.isfinite(damp)
     solved = jnp.isfinite(_vector.norm(x)) & regular
     reason = jnp.where(
-        finite & ~jnp.isinf(largest),
+        finite & ~jnp.isinf(jnp.max(diagonal)),
         jnp.where(solved, Reason.LEAST_SQUARES, Reason.RANK),
         Reason.NOT_FINITE,
     )
@@ -72,7 +73,7 @@ def direct_info(problem: LeastSquares, x: Vector, diagonal: Float[Array, " short
         iterations=jnp.ones((), jnp.int32),
         residual_norm=jnp.hypot(_vector.norm(residual), damp * _vector.norm(x)),
         normal_residual_norm=_vector.norm(normal),
-        condition=largest / smallest,
+        condition=jnp.max(diagonal) / jnp.min(diagonal),
     )
 
 
@@ -80,7 +81,7 @@ def _inner_products(
     left: _dense.Stacked, right: _dense.Stacked, dtype: jnp.dtype
 ) -> Float[Array, "short other"]:
     def of_leaf(a: Array, b: Array) -> Array:
-        axes = range(1, a.ndim)
+        axes = tuple(range(1, a.ndim))
         return jnp.tensordot(a.astype(dtype), b.astype(dtype), (axes, axes), precision="highest")
 
     return functools.reduce(op.add, jax.tree.leaves(jax.tree.map(of_leaf, left, right)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.linalg._operator import LinearOperator
 from constrainx.linalg._vector import Vector
 
-Stacked = PyTree[Float[Array, "short ..."]]
+Stacked: TypeAlias = PyTree[Float[Array, "short ..."]]
 
 
 def short_side(operator: LinearOperator) -> tuple[bool, Stacked]:

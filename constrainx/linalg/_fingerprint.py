@@ -1,7 +1,7 @@
 """A hashable value that is equal for jaxprs that say the same, so that compiled solves are reused.
 
-JAX compiles again whenever it meets a new jaxpr, and `lstsq` traces a new one at every call. Without
-this, each call outside of `jax.jit` would pay for a compilation.
+JAX compiles again whenever it meets a new jaxpr, and `lstsq` traces a new one at every call.
+Without this, each call outside of `jax.jit` would pay for a compilation.
 """
 
 from __future__ import annotations

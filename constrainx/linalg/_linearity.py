@@ -78,8 +78,8 @@ def _follow(jaxpr: jex.Jaxpr, moves: Sequence[bool], constants: _Constants) -> l
             other = equation.invars[flags.index(False)]
             if not constants.is_zero(other):
                 raise TypeError(
-                    "`matvec` is not linear in its first argument: it adds a constant of shape "
-                    f"{other.aval.shape}, so that matvec(0) is not 0. {_ADVICE}"
+                    "`matvec` is not linear in its first argument: it adds a constant "
+                    f"{other.aval}, so that matvec(0) is not 0. {_ADVICE}"
                 )
         inner = _inner_jaxpr(equation)
         if inner is None:

@@ -95,7 +95,8 @@ class LSMR:
 
         operator_norm_squared = s.operator_norm_squared + beta**2
         operator_norm = jnp.sqrt(operator_norm_squared)
-        largest = jnp.maximum(s.largest, s.rho_bar)
+        # The first rho_bar is a convention, not a property of A.
+        largest = jnp.where(s.iteration > 0, jnp.maximum(s.largest, s.rho_bar), s.largest)
         smallest = jnp.where(s.iteration > 0, jnp.minimum(s.smallest, s.rho_bar), s.smallest)
         condition = _divide(jnp.maximum(largest, rho_temp), jnp.minimum(smallest, rho_temp))
 

@@ -45,8 +45,8 @@ def lstsq(
 
     The result has derivatives of all orders, in forward and reverse mode, with respect to ``args``,
     to arrays that ``matvec`` closes over, to ``b`` and to ``damp``. They are right also for an A
-    without full rank, as long as its rank does not change. A gradient costs three further solves,
-    two with damping or with ``full_rank``, and no memory that grows with the iterations.
+    without full rank, as long as its rank does not change. A gradient costs at most three further
+    solves, two with ``full_rank``, and no memory that grows with the iterations.
 
     >>> import jax, jax.numpy as jnp, constrainx as cx
     >>> A = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -96,10 +96,10 @@ def lstsq(
         return _vector.cast(linear(_vector.cast(v, like)), rows)
 
     apply: Callable[[Vector], Vector] = working_matvec
-    damp, damping = _checked_damp(damp, _vector.scalar_dtype(rows, columns))
-    if damping != "none" and (x0 is not None or preconditioner is not None):
+    weight, damping = _checked_damp(damp, _vector.scalar_dtype(rows, columns))
+    if weight is not None and (x0 is not None or preconditioner is not None):
         # What is damped is the norm of x, neither that of x − x0 nor that of x / preconditioner.
-        apply, b = _augmented(apply, b, damp, columns)
+        apply, b = _augmented(apply, b, weight, columns)
         full_rank, damping = full_rank or damping == "nonzero", "none"
     weights = None
     if preconditioner is not None:
@@ -109,7 +109,7 @@ def lstsq(
     if x0 is not None:
         start = _checked_like_x("x0", x0, columns)
         start = start if weights is None else jax.tree.map(jnp.divide, start, weights)
-        reference = jax.lax.stop_gradient(_vector.norm(b))
+        reference = jax.lax.stop_gradient(_vector.safe_norm(b))
         b = _vector.subtract(b, apply(start))
 
     jaxpr, constants = _with_constants_as_arguments(apply, columns)
@@ -124,7 +124,7 @@ def lstsq(
             has_reference=reference is not None,
         )
     )
-    x, info = solve(spec, constants, b, damp, reference)
+    x, info = solve(spec, constants, b, weight, reference)
     x = x if start is None else _vector.add(start, x)
     x = x if weights is None else jax.tree.map(jnp.multiply, weights, x)
     return _vector.cast(x, like), info
@@ -202,9 +202,9 @@ def _checked_like_x(name: str, vector: Vector, columns: PyTree) -> Vector:
     return _vector.cast(vector, columns)
 
 
-def _checked_damp(damp: float | Scalar, dtype: jnp.dtype) -> tuple[Scalar | None, Damping]:
+def _checked_damp(damp: Any, dtype: jnp.dtype) -> tuple[Scalar | None, Damping]:
     """The damping as an array, and what is known of it now."""
-    if isinstance(damp, numbers.Real) and not isinstance(damp, jax.Array):
+    if isinstance(damp, numbers.Real):
         if not math.isfinite(damp):
             raise ValueError(f"`damp` must be finite, got {damp!r}.")
         if damp == 0:

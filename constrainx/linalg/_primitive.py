@@ -21,6 +21,7 @@ from constrainx.linalg import _vector
 from constrainx.linalg._info import Info
 from constrainx.linalg._problem import LeastSquares
 from constrainx.linalg._spec import Spec
+from constrainx.linalg._validate import describe, fits
 from constrainx.linalg._vector import Scalar, Vector
 
 Axes: TypeAlias = tuple[int | None, ...]
@@ -53,7 +54,7 @@ def _run_unbatched(*operands: Array, spec: Spec) -> list[Array]:
     b = jax.tree.unflatten(jax.tree.structure(spec.rows), b_leaves)
     dtype = _vector.scalar_dtype(spec.rows, spec.columns)
     damp = jnp.zeros((), dtype) if spec.damping == "none" else scalars[0]
-    b_norm = scalars[-1] if spec.has_reference else _vector.norm(b)
+    b_norm = scalars[-1] if spec.has_reference else _vector.safe_norm(b)
     problem = LeastSquares(spec.operator(constants), b, damp, b_norm)
     x, info = spec.solver.solve(problem)
     return [*_checked_solution(spec, x), *_checked_info(spec, info)]
@@ -87,21 +88,19 @@ def _batch(
     return outputs, [0] * len(outputs)
 
 
-def _info_structure(spec: Spec) -> Info:
+def _info_structure(spec: Spec) -> list[jax.ShapeDtypeStruct]:
     dtype = _vector.scalar_dtype(spec.rows, spec.columns)
     scalar = jax.ShapeDtypeStruct((), dtype)
     integer = jax.ShapeDtypeStruct((), jnp.int32)
-    return Info(jax.ShapeDtypeStruct((), jnp.bool_), integer, integer, scalar, scalar, scalar)
+    return [jax.ShapeDtypeStruct((), jnp.bool_), integer, integer, scalar, scalar, scalar]
 
 
 def _checked_solution(spec: Spec, x: Vector) -> list[Array]:
     name = f"`{type(spec.solver).__name__}.solve`"
-    wanted = jax.tree.map(lambda leaf: leaf.shape, spec.columns)
-    came = jax.tree.map(jnp.shape, x)
-    if jax.tree.structure(x) != jax.tree.structure(spec.columns) or came != wanted:
+    if not fits(x, spec.columns):
         raise TypeError(
-            f"{name} must return a solution shaped like `problem.operator.columns`: "
-            f"wanted {wanted}, got {came}."
+            f"{name} must return a solution shaped like `problem.operator.columns`: wanted "
+            f"{describe(spec.columns)}, got {describe(jax.tree.map(jnp.asarray, x))}."
         )
     return jax.tree.leaves(_vector.cast(x, spec.columns))
 

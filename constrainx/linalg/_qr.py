@@ -41,4 +41,4 @@ class QR:
             rhs = jnp.matmul(_dense.flat(b, dtype), q, precision="highest")
             y = jax.scipy.linalg.solve_triangular(r, rhs)
             x = _dense.unflat(y, operator.columns)
-        return x, direct_info(problem, x, jnp.diagonal(r))
+        return x, direct_info(problem, x, jnp.diagonal(r), jnp.diagonal(r))

@@ -67,14 +67,17 @@ def check_floating(name: str, tree: PyTree) -> None:
 
 def check_fits(name: str, tree: PyTree, wanted: PyTree, what: str) -> None:
     """Raises unless both trees have the same structure and shapes."""
-    same = jax.tree.structure(tree) == jax.tree.structure(wanted)
-    if not same or any(
-        a.shape != b.shape
-        for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(wanted), strict=True)
-    ):
+    if not fits(tree, wanted):
         raise ValueError(
             f"`{name}` does not fit {what}: got {describe(tree)}, wanted {describe(wanted)}."
         )
+
+
+def fits(tree: PyTree, wanted: PyTree) -> bool:
+    """Whether both trees have the same structure and shapes."""
+    shapes: Any = jax.tree.map(jnp.shape, tree)
+    wanted_shapes: Any = jax.tree.map(jnp.shape, wanted)
+    return bool(shapes == wanted_shapes)
 
 
 def describe(tree: PyTree) -> str:

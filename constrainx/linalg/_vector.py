@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
-Vector = PyTree[Float[Array, "..."]]
-Scalar = Float[Array, ""]
+Vector: TypeAlias = PyTree[Float[Array, "..."]]
+Scalar: TypeAlias = Float[Array, ""]
 
 
 def working_dtype(dtype: DTypeLike) -> jnp.dtype:
@@ -57,6 +57,13 @@ def dot(left: Vector, right: Vector) -> Scalar:
 def norm(vector: Vector) -> Scalar:
     """The Euclidean norm. Squares, so it needs entries well inside the range of the dtype."""
     return jnp.sqrt(dot(vector, vector))
+
+
+def safe_norm(vector: Vector) -> Scalar:
+    """The Euclidean norm, right up to the ends of the dtype's range, for one more pass."""
+    peak = largest(vector)
+    divisor = jnp.where(jnp.isfinite(peak) & (peak > 0), peak, 1)
+    return divisor * norm(jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), vector))
 
 
 def largest(vector: Vector) -> Scalar:

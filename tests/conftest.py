@@ -1,0 +1,17 @@
+"""Eight simulated devices for the whole session; most tests use the first alone."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+import jax
+import pytest
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield

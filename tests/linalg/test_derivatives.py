@@ -1,0 +1,247 @@
+"""Derivatives against finite differences of a dense solution in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+import constrainx as cx
+from tests.linalg import dense
+
+TIGHT = cx.LSMR(rtol=1e-14, condition_limit=1e15)
+DAMPINGS = {
+    "undamped": (0.0, False),
+    "damped": (0.4, False),
+    "slightly-damped": (1e-3, False),
+    "traced": (0.4, True),
+    "traced-zero": (0.0, True),
+}
+
+
+def scalar_problem(case, damp, traced, *, solver=TIGHT, full_rank=False):
+    """A function of one number t that moves A, b and the damping, by us and by the reference."""
+    A, L, R, b = case.problem()
+    rng = np.random.default_rng(7)
+    weights = rng.normal(size=case.columns)
+    move_b = (A if case.consistent else np.eye(case.rows)) @ rng.normal(
+        size=case.columns if case.consistent else case.rows
+    )
+    move_damp = 0.3 if damp else 0.0
+
+    def ours(t):
+        moved = dense.moved(jnp.asarray(A), jnp.asarray(L), jnp.asarray(R), t)
+        lam = damp + move_damp * t if traced else damp
+        lam = jnp.asarray(lam) if traced else lam
+        x, _ = cx.lstsq(
+            lambda v, M: M @ v, b + t * move_b, moved, like=jnp.zeros(case.columns),
+            damp=lam, solver=solver, full_rank=full_rank,
+        )  # fmt: skip
+        return jnp.sum(weights * jnp.sin(x))
+
+    def reference(t):
+        lam = damp + (move_damp * t if traced else 0.0)
+        x = dense.solve(dense.moved(A, L, R, t), b + t * move_b, lam)
+        return np.sum(weights * np.sin(x))
+
+    return ours, reference
+
+
+@pytest.mark.parametrize("damping", DAMPINGS)
+@pytest.mark.parametrize("case", dense.CASES, ids=str)
+def test_forward_and_reverse(x64, case, damping):
+    ours, reference = scalar_problem(case, *DAMPINGS[damping])
+    expected = dense.derivative(reference, 0.2)
+    value, gradient = jax.jit(jax.value_and_grad(ours))(0.2)
+    _, tangent = jax.jit(lambda t: jax.jvp(ours, (t,), (1.0,)))(0.2)
+    np.testing.assert_allclose(value, reference(0.2), rtol=1e-9)
+    # With damping 1e-3 and a null space that b does not respect, derivatives are of order 1e6.
+    tolerance = 1e-4 if damping == "slightly-damped" and not case.full_rank else 1e-7
+    np.testing.assert_allclose(gradient, expected, rtol=tolerance, atol=1e-8)
+    np.testing.assert_allclose(tangent, expected, rtol=tolerance, atol=1e-8)
+
+
+@pytest.mark.parametrize("damping", ["undamped", "traced", "traced-zero"])
+@pytest.mark.parametrize("case", [c for c in dense.CASES if c.rows > 1 < c.columns], ids=str)
+def test_second_derivatives(x64, case, damping):
+    ours, reference = scalar_problem(case, *DAMPINGS[damping])
+    expected = dense.second_derivative(reference, 0.2)
+    for nested in (
+        jax.grad(jax.grad(ours)),
+        lambda t: jax.jvp(jax.grad(ours), (t,), (1.0,))[1],
+        jax.grad(lambda t: jax.jvp(ours, (t,), (1.0,))[1]),
+    ):
+        np.testing.assert_allclose(jax.jit(nested)(0.2), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", [c for c in dense.CASES if c.full_rank], ids=str)
+@pytest.mark.parametrize("damping", ["undamped", "damped", "traced", "traced-zero"])
+def test_a_rank_promise_changes_nothing_but_the_cost(x64, case, damping):
+    ours, reference = scalar_problem(case, *DAMPINGS[damping], full_rank=True)
+    expected = dense.derivative(reference, 0.2)
+    np.testing.assert_allclose(jax.jit(jax.grad(ours))(0.2), expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", [cx.CG(rtol=1e-13), cx.Cholesky(), cx.QR()], ids=str)
+@pytest.mark.parametrize("case", [c for c in dense.CASES if c.full_rank], ids=str)
+@pytest.mark.parametrize("damping", ["undamped", "traced"])
+def test_every_solver_has_the_same_derivatives(x64, solver, case, damping):
+    ours, reference = scalar_problem(case, *DAMPINGS[damping], solver=solver, full_rank=True)
+    expected = dense.derivative(reference, 0.2)
+    np.testing.assert_allclose(jax.jit(jax.grad(ours))(0.2), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", dense.CASES, ids=str)
+def test_gradient_with_respect_to_every_entry(x64, case):
+    """All of ∇b, and ∇A along all directions that keep the rank."""
+    A, L, R, b = case.problem()
+    weights = np.random.default_rng(3).normal(size=case.columns)
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1, 2))
+    def gradient(L, R, b):
+        left, right = jnp.eye(case.rows) + L, jnp.eye(case.columns) + R
+        x, _ = cx.lstsq(lambda v: left @ (A @ (right @ v)), b, like=jnp.zeros(len(R)), solver=TIGHT)
+        return weights @ x
+
+    def reference(L, R, b):
+        return weights @ dense.solve((np.eye(len(L)) + L) @ A @ (np.eye(len(R)) + R), b)
+
+    L, R = 0.2 * L, 0.2 * R
+    arguments = (L, R, b)
+    for position, result in enumerate(gradient(*arguments)):
+        expected = np.zeros_like(arguments[position])
+        for index in np.ndindex(*expected.shape):
+            direction = np.zeros_like(expected)
+            direction[index] = 1.0
+
+            def along(t, position=position, direction=direction):
+                moved = list(arguments)
+                moved[position] = moved[position] + t * direction
+                return reference(*moved)
+
+            expected[index] = dense.derivative(along, 0.0)
+        np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("damp", [1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
+@pytest.mark.parametrize("shape", [(12, 6), (6, 12)])
+def test_small_damping_does_not_cancel(damp, shape):
+    """In float32 with the default tolerance, where (g − Aᵀp)/λ² would be all noise."""
+    A = dense.matrix(*shape, condition=4.0)
+    b = np.random.default_rng(0).normal(size=shape[0])
+    direction = np.random.default_rng(1).normal(size=shape)
+
+    def ours(t):
+        moved = jnp.asarray(A, jnp.float32) + t * jnp.asarray(direction, jnp.float32)
+        right = jnp.asarray(b, jnp.float32)
+        x, _ = cx.lstsq(lambda v: moved @ v, right, like=jnp.zeros(shape[1]), damp=damp)
+        return jnp.sum(x**2)
+
+    def reference(t):
+        return np.sum(dense.solve(A + t * direction, b, damp) ** 2)
+
+    expected = dense.derivative(reference, 0.0)
+    np.testing.assert_allclose(jax.grad(ours)(0.0), expected, rtol=2e-4)
+    np.testing.assert_allclose(jax.jvp(ours, (0.0,), (1.0,))[1], expected, rtol=2e-4)
+
+
+def test_matfree_is_wrong_where_we_are_right(x64):
+    """The known trap: rank-deficient A, no damping, b outside of the range of A."""
+    lstsq = pytest.importorskip("matfree.lstsq")
+    case = next(c for c in dense.CASES if c.name == "tall-deficient")
+    ours, reference = scalar_problem(case, 0.0, False)
+    A, L, R, b = case.problem()
+    weights = np.random.default_rng(7).normal(size=case.columns)
+    their_solver = lstsq.lsmr(atol=1e-14, btol=1e-14, ctol=1e-15)
+
+    def theirs(t):
+        moved = dense.moved(jnp.asarray(A), jnp.asarray(L), jnp.asarray(R), t)
+        x, _ = their_solver(lambda u: moved.T @ u, jnp.asarray(b))
+        return jnp.sum(weights * jnp.sin(x))
+
+    def our_reference(t):
+        return np.sum(weights * np.sin(dense.solve(dense.moved(A, L, R, t), b)))
+
+    np.testing.assert_allclose(theirs(0.2), our_reference(0.2), rtol=1e-8)
+    assert abs(jax.grad(theirs)(0.2) - dense.derivative(our_reference, 0.2)) > 1e-2
+    np.testing.assert_allclose(jax.grad(ours)(0.2), dense.derivative(reference, 0.2), rtol=1e-6)
+
+
+def test_values_that_matvec_closes_over(x64):
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(9, 3)), rng.normal(size=9)
+
+    def ridge(log_scale):
+        features = jnp.tanh(inputs * jnp.exp(log_scale))
+        x, _ = cx.lstsq(
+            lambda v: features @ v, jnp.asarray(targets), like=jnp.zeros(3), solver=TIGHT
+        )
+        return jnp.sum(x**2)
+
+    check_grads(ridge, (jnp.array([0.1, -0.2, 0.3]),), order=2, modes=("fwd", "rev"), rtol=1e-4)
+
+
+def test_jacobian_of_a_network_as_the_operator(x64):
+    """A Gauss-Newton step, differentiated with respect to the point at which it is taken."""
+    rng = np.random.default_rng(0)
+    inputs = jnp.asarray(rng.normal(size=(3, 2)))
+    parameters = {"w": jnp.asarray(rng.normal(size=(2, 4))), "v": jnp.asarray(rng.normal(size=4))}
+
+    def network(p):
+        return jnp.tanh(inputs @ p["w"]) @ p["v"]
+
+    def step_length(p):
+        step, _ = cx.lstsq(
+            lambda d: jax.jvp(network, (p,), (d,))[1], network(p), like=p, solver=TIGHT
+        )
+        return jnp.sum(step["w"] ** 2) + jnp.sum(step["v"])
+
+    check_grads(step_length, (parameters,), order=1, modes=("fwd", "rev"), rtol=1e-5)
+
+
+def test_start_and_preconditioner_leave_the_derivative_alone(x64):
+    A, L, R, b = dense.CASES[0].problem()
+    x0 = jnp.asarray(np.random.default_rng(0).normal(size=4))
+    weights = jnp.asarray(np.random.default_rng(1).uniform(0.5, 2.0, size=4))
+
+    def solve(t, damp, **options):
+        moved = dense.moved(jnp.asarray(A), jnp.asarray(L), jnp.asarray(R), t)
+        x, _ = cx.lstsq(
+            lambda v: moved @ v, jnp.asarray(b), like=x0, damp=damp, solver=TIGHT, **options
+        )
+        return jnp.sum(jnp.sin(x))
+
+    for damp in (0.0, 0.3):
+        expected = jax.grad(solve)(0.2, damp)
+        for options in ({"x0": x0}, {"preconditioner": weights}):
+            result = jax.grad(functools.partial(solve, **options))(0.2, damp)
+            np.testing.assert_allclose(result, expected, rtol=1e-8)
+
+
+def test_info_is_a_constant_to_autodiff(x64):
+    gradient = jax.grad(
+        lambda b: cx.lstsq(lambda v: 2.0 * v, b, like=jnp.zeros(3))[1].residual_norm
+    )(jnp.ones(3))
+    np.testing.assert_array_equal(gradient, np.zeros(3))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    rows=st.integers(1, 6),
+    columns=st.integers(1, 6),
+    deficiency=st.integers(0, 2),
+    damping=st.sampled_from(sorted(DAMPINGS)),
+)
+def test_any_shape_and_rank(rows, columns, deficiency, damping):
+    case = dense.Case("any", rows, columns, max(1, min(rows, columns) - deficiency))
+    if damping == "slightly-damped":
+        damping = "damped"
+    with jax.enable_x64(True):
+        ours, reference = scalar_problem(case, *DAMPINGS[damping])
+        gradient = jax.jit(jax.grad(ours))(0.1)
+    np.testing.assert_allclose(gradient, dense.derivative(reference, 0.1), rtol=1e-5, atol=1e-6)
