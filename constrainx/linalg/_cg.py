@@ -50,21 +50,26 @@ class CG:
             curvature = _vector.dot(image, image) + damp_squared * length
             step = state.squared / curvature
             finite = jnp.isfinite(step)
-            x = _vector.axpy(jnp.where(finite, step, 0), state.direction, state.x)
+            x = _vector.axpy(step, state.direction, state.x)
             residual = _vector.axpy(-step, image, state.residual)
+            residual_squared = _vector.dot(residual, residual)
+            residual_squared += damp_squared * _vector.dot(x, x)
+            # It only falls, until rounding has the better of it.
+            worse = ~(residual_squared <= 1.01 * state.residual_squared)
             gradient = _vector.axpy(-damp_squared, x, operator.rmatvec(residual))
             squared = _vector.dot(gradient, gradient)
             new = _State(
                 iteration=state.iteration + 1,
-                x=x,
-                residual=residual,
-                residual_squared=_vector.dot(residual, residual) + damp_squared * _vector.dot(x, x),
+                x=_vector.where(worse, state.x, x),
+                residual=_vector.where(worse, state.residual, residual),
+                residual_squared=jnp.where(worse, state.residual_squared, residual_squared),
                 direction=_vector.axpy(squared / state.squared, state.direction, gradient),
                 squared=squared,
                 operator_norm_squared=jnp.maximum(state.operator_norm_squared, curvature / length),
                 reason=state.reason,
             )
-            return new._replace(reason=self._why_stop(problem, new, finite))
+            stop = self._why_stop(problem, new, finite)
+            return new._replace(reason=jnp.where(worse & (stop == _GO_ON), Reason.CONDITION, stop))
 
         gradient = operator.rmatvec(b)
         squared, residual_squared = _vector.dot(gradient, gradient), _vector.dot(b, b)

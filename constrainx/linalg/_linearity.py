@@ -33,20 +33,7 @@ def check_linear(matvec: Callable[[Vector], Vector], columns: PyTree, rows: PyTr
         ) from error
 
     closed = jax.make_jaxpr(matvec)(columns)
-    constants = _Constants(closed.jaxpr.constvars, closed.consts)
-    _follow(closed.jaxpr, [True] * len(closed.jaxpr.invars), constants)
-
-
-class _Constants:
-    """The values that are known while tracing, to tell adding zero from adding something."""
-
-    def __init__(self, variables: Sequence[Any], values: Sequence[Any]):
-        self.zeros = {var for var, value in zip(variables, values, strict=True) if _is_zero(value)}
-
-    def is_zero(self, atom: Any) -> bool:
-        if isinstance(atom, jex.Literal):
-            return not np.any(np.asarray(atom.val))
-        return atom in self.zeros
+    _follow(closed, [True] * len(closed.jaxpr.invars), zeros=set())
 
 
 def _is_zero(value: Any) -> bool:
@@ -60,50 +47,62 @@ def _is_zero(value: Any) -> bool:
 _SHAPE_ONLY = {"broadcast_in_dim", "reshape", "convert_element_type", "copy", "transpose", "neg"}
 
 
-def _follow(jaxpr: jex.Jaxpr, moves: Sequence[bool], constants: _Constants) -> list[bool]:
-    """Follows which variables move with v; raises where a constant is added to one that does."""
+def _follow(closed: jex.ClosedJaxpr, moves: Sequence[bool], zeros: set[Any]) -> list[bool]:
+    """Follows which variables move with v; raises where a constant is added to one that does.
+
+    Adding zero is fine, so ``zeros`` collects the variables that are known to be zero.
+    """
+    jaxpr = closed.jaxpr
     moving = {var for var, flag in zip(jaxpr.invars, moves, strict=True) if flag}
+    zeros |= {
+        var for var, value in zip(jaxpr.constvars, closed.consts, strict=True) if _is_zero(value)
+    }
 
     def is_moving(atom: Any) -> bool:
         return not isinstance(atom, jex.Literal) and atom in moving
+
+    def is_zero(atom: Any) -> bool:
+        return _is_zero(np.asarray(atom.val)) if isinstance(atom, jex.Literal) else atom in zeros
 
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         flags = [is_moving(atom) for atom in equation.invars]
         if not any(flags):
-            if name in _SHAPE_ONLY and constants.is_zero(equation.invars[0]):
-                constants.zeros.update(equation.outvars)
+            if name in _SHAPE_ONLY and is_zero(equation.invars[0]):
+                zeros.update(equation.outvars)
             continue
         if name in ("add", "sub", "add_any") and not all(flags):
             other = equation.invars[flags.index(False)]
-            if not constants.is_zero(other):
+            if not is_zero(other):
                 raise TypeError(
                     "`matvec` is not linear in its first argument: it adds a constant "
                     f"{other.aval}, so that matvec(0) is not 0. {_ADVICE}"
                 )
-        inner = _inner_jaxpr(equation)
+        inner = _body(equation)
         if inner is None:
             moving.update(equation.outvars)
             continue
-        for outer_atom, inner_var in zip(equation.invars, inner.invars, strict=True):
-            if constants.is_zero(outer_atom):
-                constants.zeros.add(inner_var)
-        results = _follow(inner, flags, constants)
+        inner_zeros = {
+            var
+            for atom, var in zip(equation.invars, inner.jaxpr.invars, strict=True)
+            if is_zero(atom)
+        }
+        results = _follow(inner, flags, inner_zeros)
         moving.update(v for v, flag in zip(equation.outvars, results, strict=True) if flag)
     return [is_moving(atom) for atom in jaxpr.outvars]
 
 
-def _inner_jaxpr(equation: jex.JaxprEqn) -> jex.Jaxpr | None:
+def _body(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     """The body of a call whose arguments are the equation's own, such as a nested `jax.jit`."""
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+    for key in ("jaxpr", "call_jaxpr"):
         inner = equation.params.get(key)
-        inner = getattr(inner, "jaxpr", inner)
+        if isinstance(inner, jex.Jaxpr) and not inner.constvars:
+            inner = jex.ClosedJaxpr(inner, ())
         if (
-            isinstance(inner, jex.Jaxpr)
-            and not inner.constvars
+            isinstance(inner, jex.ClosedJaxpr)
             and equation.primitive.name != "scan"
-            and len(inner.invars) == len(equation.invars)
-            and len(inner.outvars) == len(equation.outvars)
+            and len(inner.jaxpr.invars) == len(equation.invars)
+            and len(inner.jaxpr.outvars) == len(equation.outvars)
         ):
             return inner
     return None

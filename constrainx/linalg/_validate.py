@@ -49,6 +49,13 @@ def check_solver(solver: object) -> None:
             f"`solver` must be an instance with a `solve` method, such as `LSMR(rtol=1e-6)`, got "
             f"{came}."
         )
+    try:
+        hash(solver)
+    except TypeError as error:
+        raise TypeError(
+            f"`solver` must be hashable, because JAX compiles for it, and {type(solver).__name__} "
+            "is not: make it a frozen dataclass, `@dataclasses.dataclass(frozen=True)`."
+        ) from error
 
 
 def check_floating(name: str, tree: PyTree) -> None:

@@ -65,17 +65,28 @@ def test_forward_and_reverse(x64, case, damping):
     np.testing.assert_allclose(tangent, expected, rtol=tolerance, atol=1e-8)
 
 
-@pytest.mark.parametrize("damping", ["undamped", "traced", "traced-zero"])
+@pytest.mark.parametrize("damping", ["undamped", "traced"])
 @pytest.mark.parametrize("case", [c for c in dense.CASES if c.rows > 1 < c.columns], ids=str)
-def test_second_derivatives(x64, case, damping):
+def test_gradient_of_gradient(x64, case, damping):
     ours, reference = scalar_problem(case, *DAMPINGS[damping])
     expected = dense.second_derivative(reference, 0.2)
-    for nested in (
-        jax.grad(jax.grad(ours)),
-        lambda t: jax.jvp(jax.grad(ours), (t,), (1.0,))[1],
-        jax.grad(lambda t: jax.jvp(ours, (t,), (1.0,))[1]),
-    ):
-        np.testing.assert_allclose(jax.jit(nested)(0.2), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(jax.grad(ours)))(0.2), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("mode", ["forward-over-reverse", "reverse-over-forward"])
+@pytest.mark.parametrize("damping", ["undamped", "traced-zero"])
+@pytest.mark.parametrize("name", ["tall-deficient", "wide-deficient"])
+def test_mixed_second_derivatives(x64, name, damping, mode):
+    case = next(c for c in dense.CASES if c.name == name)
+    ours, reference = scalar_problem(case, *DAMPINGS[damping])
+    nested = {
+        "forward-over-reverse": lambda t: jax.jvp(jax.grad(ours), (t,), (1.0,))[1],
+        "reverse-over-forward": jax.grad(lambda t: jax.jvp(ours, (t,), (1.0,))[1]),
+    }[mode]
+    expected = dense.second_derivative(reference, 0.2)
+    np.testing.assert_allclose(jax.jit(nested)(0.2), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", [c for c in dense.CASES if c.full_rank], ids=str)
@@ -128,9 +139,10 @@ def test_gradient_with_respect_to_every_entry(x64, case):
         np.testing.assert_allclose(result, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("damp", [1e-2, 1e-3, 1e-4, 1e-5, 1e-6])
+@pytest.mark.parametrize("damp", [1e-2, 1e-4, 1e-6])
 @pytest.mark.parametrize("shape", [(12, 6), (6, 12)])
-def test_small_damping_does_not_cancel(damp, shape):
+@pytest.mark.parametrize("loss", ["in-row-space", "anywhere"])
+def test_small_damping_does_not_cancel(damp, shape, loss):
     """In float32 with the default tolerance, where (g − Aᵀp)/λ² would be all noise."""
     A = dense.matrix(*shape, condition=4.0)
     b = np.random.default_rng(0).normal(size=shape[0])
@@ -140,10 +152,11 @@ def test_small_damping_does_not_cancel(damp, shape):
         moved = jnp.asarray(A, jnp.float32) + t * jnp.asarray(direction, jnp.float32)
         right = jnp.asarray(b, jnp.float32)
         x, _ = cx.lstsq(lambda v: moved @ v, right, like=jnp.zeros(shape[1]), damp=damp)
-        return jnp.sum(x**2)
+        return jnp.sum(x**2) if loss == "in-row-space" else jnp.sum(jnp.sin(x + 1))
 
     def reference(t):
-        return np.sum(dense.solve(A + t * direction, b, damp) ** 2)
+        x = dense.solve(A + t * direction, b, damp)
+        return np.sum(x**2) if loss == "in-row-space" else np.sum(np.sin(x + 1))
 
     expected = dense.derivative(reference, 0.0)
     np.testing.assert_allclose(jax.grad(ours)(0.0), expected, rtol=2e-4)
@@ -204,23 +217,25 @@ def test_jacobian_of_a_network_as_the_operator(x64):
     check_grads(step_length, (parameters,), order=1, modes=("fwd", "rev"), rtol=1e-5)
 
 
-def test_start_and_preconditioner_leave_the_derivative_alone(x64):
-    A, L, R, b = dense.CASES[0].problem()
-    x0 = jnp.asarray(np.random.default_rng(0).normal(size=4))
-    weights = jnp.asarray(np.random.default_rng(1).uniform(0.5, 2.0, size=4))
+@pytest.mark.parametrize("damp", [0.0, 0.3])
+@pytest.mark.parametrize("option", ["x0", "preconditioner"])
+def test_start_and_preconditioner_leave_the_derivative_alone(x64, option, damp):
+    case = dense.CASES[0]
+    A, L, R, b = case.problem()
+    weights = jnp.asarray(np.random.default_rng(1).uniform(0.5, 2.0, size=case.columns))
 
-    def solve(t, damp, **options):
+    def ours(t):
         moved = dense.moved(jnp.asarray(A), jnp.asarray(L), jnp.asarray(R), t)
         x, _ = cx.lstsq(
-            lambda v: moved @ v, jnp.asarray(b), like=x0, damp=damp, solver=TIGHT, **options
+            lambda v: moved @ v, b, like=weights, damp=damp, solver=TIGHT, **{option: weights}
         )
         return jnp.sum(jnp.sin(x))
 
-    for damp in (0.0, 0.3):
-        expected = jax.grad(solve)(0.2, damp)
-        for options in ({"x0": x0}, {"preconditioner": weights}):
-            result = jax.grad(functools.partial(solve, **options))(0.2, damp)
-            np.testing.assert_allclose(result, expected, rtol=1e-8)
+    def reference(t):
+        return np.sum(np.sin(dense.solve(dense.moved(A, L, R, t), b, damp)))
+
+    expected = dense.derivative(reference, 0.2)
+    np.testing.assert_allclose(jax.jit(jax.grad(ours))(0.2), expected, rtol=1e-7)
 
 
 def test_info_is_a_constant_to_autodiff(x64):
@@ -230,7 +245,7 @@ def test_info_is_a_constant_to_autodiff(x64):
     np.testing.assert_array_equal(gradient, np.zeros(3))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     rows=st.integers(1, 6),
     columns=st.integers(1, 6),

@@ -1,0 +1,45 @@
+# Every target makes what it needs on first use; after that it starts at once.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test lint format docs bench clean
+
+quickstart: .venv/installed
+	$(BIN)/constrainx quickstart
+
+test: .venv/dev
+	$(BIN)/pytest -n auto --cov --cov-report=term $(ARGS)
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: .venv/docs
+	$(BIN)/mkdocs build --strict
+
+bench: .venv/dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv site results runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "constrainx needs Python 3.11 or newer: make PYTHON=python3.11"'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/dev: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@ .venv/installed
+
+.venv/docs: .venv/bin/python pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@ .venv/installed

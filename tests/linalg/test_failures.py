@@ -1,0 +1,149 @@
+"""What cannot work says so: at once, and with the way out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import constrainx as cx
+
+A = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+b = jnp.ones(3)
+LIKE = jnp.zeros(2)
+SOLVERS = [cx.LSMR(), cx.CG(), cx.Cholesky(), cx.QR()]
+
+
+def matvec(v, matrix=A):
+    return matrix @ v
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("where", ["b", "A", "damp"])
+def test_non_finite_input_ends_the_loop_at_once(solver, bad, where):
+    right = b.at[1].set(bad) if where == "b" else b
+    matrix = jnp.asarray(A).at[0, 0].set(bad) if where == "A" else jnp.asarray(A)
+    damp = jnp.float32(bad) if where == "damp" else 0.0
+    _, info = cx.lstsq(matvec, right, matrix, like=LIKE, damp=damp, solver=solver)
+    assert not info.converged
+    assert info.iterations <= 1
+    assert info.reason in (cx.Reason.NOT_FINITE, cx.Reason.RANK)
+    if isinstance(solver, cx.LSMR | cx.CG):
+        assert info.reason == cx.Reason.NOT_FINITE
+        assert "not finite" in info.explain()
+
+
+def test_overflow_ends_the_loop_and_keeps_the_last_finite_iterate():
+    def explodes(v):
+        # Finite at first; once v has turned towards the second unit vector, it overflows.
+        return jnp.array([v[0], 1e30 * (1e30 * v[1])])
+
+    x, info = cx.lstsq(explodes, jnp.array([1.0, 1e-20]), like=LIKE)
+    assert not info.converged
+    assert info.reason == cx.Reason.NOT_FINITE
+    assert info.iterations <= 2
+    assert bool(jnp.all(jnp.isfinite(x)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda v: jnp.sin(A @ v),
+        lambda v: (A @ v) ** 2,
+        lambda v: (A @ v) * v[0],
+        lambda v: jnp.maximum(A @ v, 0.0),
+        lambda v: jnp.where(A @ v > 0, A @ v, 0.0),
+        lambda v: jax.nn.relu(A @ v),
+        lambda v: jnp.linalg.norm(v) * jnp.ones(3),
+    ],
+    ids=["sin", "square", "product", "max", "where", "relu", "norm"],
+)
+def test_a_non_linear_matvec_is_an_error(function):
+    with pytest.raises(TypeError, match=r"not linear in its first argument.*jax\.jvp"):
+        cx.lstsq(function, b, like=LIKE)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda v: A @ v + 1.0,
+        lambda v: A @ v - jnp.arange(3.0),
+        lambda v: jax.jit(lambda w: A @ w + b)(v),
+        lambda v: jax.checkpoint(lambda w: jax.jit(lambda u: u + b)(A @ w))(v),
+    ],
+    ids=["literal", "array", "jit", "nested"],
+)
+def test_an_affine_matvec_is_an_error(function):
+    with pytest.raises(TypeError, match="adds a constant"):
+        cx.lstsq(function, b, like=LIKE)
+    with pytest.raises(TypeError, match="adds a constant"):
+        jax.jit(lambda b: cx.lstsq(function, b, like=LIKE))(b)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda v: jnp.zeros(3) + A @ v,
+        lambda v: sum((A[:, i] * v[i] for i in range(2)), start=0.0),
+        lambda v: jax.jit(lambda w: A @ w + 0.0)(v),
+        lambda v: jax.jvp(lambda p: jnp.tanh(A @ p), (jnp.ones(2),), (v,))[1],
+        lambda v: jnp.concatenate([v, jnp.zeros(1)]),
+        lambda v: jax.lax.scan(lambda c, row: (c, row @ v), 0.0, jnp.asarray(A))[1],
+        lambda v: jnp.zeros(3).at[:2].add(v),
+        lambda v: jax.lax.cond(A[0, 0] > 0, lambda w: A @ w, lambda w: 2 * (A @ w), v),
+    ],
+    ids=["zeros", "sum", "jit", "jvp", "pad", "scan", "scatter", "cond"],
+)
+def test_linear_in_disguise_is_accepted(function):
+    _, info = cx.lstsq(function, b, like=LIKE)
+    assert info.converged
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((matvec, b), {}, TypeError, "needs `like=`"),
+        ((A, b), {"like": LIKE}, TypeError, "`matvec` must be a function.*lambda v, A: A @ v"),
+        ((matvec, b), {"like": jnp.zeros(3)}, TypeError, r"does not take a vector.*float32\[3\]"),
+        ((matvec, jnp.ones(4)), {"like": LIKE}, ValueError, r"`b` does not fit.*\[4\].*\[3\]"),
+        ((matvec, (b, b)), {"like": LIKE}, ValueError, "`b` does not fit"),
+        ((matvec, jnp.ones(3, int)), {"like": LIKE}, TypeError, "`b`.*int32.*Cast"),
+        ((matvec, b), {"like": jnp.zeros(2, int)}, TypeError, "`like`.*int32"),
+        ((matvec, b), {"like": jnp.zeros(2, complex)}, TypeError, "`like`.*complex64"),
+        ((matvec, b), {"like": ()}, ValueError, "`like` has no arrays"),
+        ((matvec, b), {"like": LIKE, "damp": jnp.ones(2)}, TypeError, "`damp`.*shape"),
+        ((matvec, b), {"like": LIKE, "damp": float("nan")}, ValueError, "`damp` must be finite"),
+        ((matvec, b), {"like": LIKE, "x0": jnp.zeros(3)}, ValueError, "`x0` does not fit"),
+        ((matvec, b), {"like": LIKE, "preconditioner": b}, ValueError, "`preconditioner`"),
+        ((matvec, b), {"like": LIKE, "solver": cx.LSMR}, TypeError, "instance.*the class LSMR"),
+        ((matvec, b), {"like": LIKE, "solver": "lsmr"}, TypeError, "`solver`.*'lsmr'"),
+    ],
+)
+def test_wrong_arguments(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        cx.lstsq(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: cx.LSMR(rtol=-1e-6), ValueError, r"LSMR\(rtol=...\).*at least 0, got -1e-06"),
+        (lambda: cx.LSMR(rtol=float("nan")), ValueError, "rtol"),
+        (lambda: cx.LSMR(rtol="1e-6"), TypeError, "Python number"),
+        (lambda: cx.LSMR(rtol=jnp.float32(1e-6)), TypeError, "cannot be traced"),
+        (lambda: cx.LSMR(condition_limit=0.5), ValueError, "condition_limit"),
+        (lambda: cx.LSMR(max_iterations=0), ValueError, "max_iterations"),
+        (lambda: cx.LSMR(max_iterations=1.5), TypeError, "integer"),
+        (lambda: cx.CG(rtol=-1.0), ValueError, r"CG\(rtol"),
+    ],
+)
+def test_wrong_solver_settings(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_explain_needs_one_finished_solve():
+    info = jax.vmap(lambda b: cx.lstsq(matvec, b, like=LIKE)[1])(jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match="pick a lane"):
+        info.explain()
+    assert jax.tree.map(lambda leaf: leaf[0], info).explain().startswith("converged")
