@@ -1,5 +1,16 @@
 """Train neural networks that must obey constraints."""
 
+from constrainx.constraints import AtMost as AtMost
+from constrainx.constraints import Attached as Attached
+from constrainx.constraints import Composed as Composed
+from constrainx.constraints import Constraint as Constraint
+from constrainx.constraints import Norm as Norm
+from constrainx.constraints import Orthogonality as Orthogonality
+from constrainx.constraints import Sketch as Sketch
+from constrainx.constraints import UnitNorm as UnitNorm
+from constrainx.constraints import attach as attach
+from constrainx.constraints import compose as compose
+from constrainx.constraints import constraints_of as constraints_of
 from constrainx.linalg import CG as CG
 from constrainx.linalg import LSMR as LSMR
 from constrainx.linalg import QR as QR
@@ -10,5 +21,12 @@ from constrainx.linalg import LinearOperator as LinearOperator
 from constrainx.linalg import Reason as Reason
 from constrainx.linalg import Solver as Solver
 from constrainx.linalg import lstsq as lstsq
+from constrainx.nullspace import constrain as constrain
+from constrainx.nullspace import contradictions as contradictions
+from constrainx.nullspace import nullspace as nullspace
+from constrainx.nullspace import reports as reports
+from constrainx.projection import Projection as Projection
+from constrainx.projection import Report as Report
+from constrainx.projection import project as project
 
 __version__ = "0.1.0.dev0"

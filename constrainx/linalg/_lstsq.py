@@ -51,8 +51,8 @@ def lstsq(
     >>> import jax, jax.numpy as jnp, constrainx as cx
     >>> A = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     >>> x, info = cx.lstsq(lambda v, A: A @ v, jnp.ones(3), A, like=jnp.zeros(2))
-    >>> print(x.round(3), info.iterations)
-    [-1.  1.] 2
+    >>> print(x.round(3), info.converged)
+    [-1.  1.] True
     >>> gradient = jax.grad(lambda A: cx.lstsq(lambda v: A @ v, jnp.ones(3), like=x)[0].sum())(A)
     >>> print(gradient.round(3))
     [[ 0.333 -0.333]

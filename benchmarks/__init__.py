@@ -1,0 +1,1 @@
+"""Measured comparisons of `constrainx.linalg` with its peers: ``python -m benchmarks``."""

@@ -1,0 +1,61 @@
+"""Runs the benchmarks: ``python -m benchmarks [adjoint] [conditioning] [solve] [--quick]``."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import pathlib
+
+from benchmarks import adjoint, conditioning, report, solve
+
+BENCHMARKS = {
+    "adjoint": adjoint.run,
+    "conditioning": conditioning.run,
+    "solve": solve.run,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the benchmarks named in ``arguments``, or in the command line, or all."""
+    options = _parsed(arguments)
+    machine = report.machine()
+    report.print_machine(machine)
+    for name in options.names or BENCHMARKS:
+        report.publish(BENCHMARKS[name](quick=options.quick), machine, options.out)
+
+
+def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures constrainx.linalg against matfree, lineax and unrolled loops.",
+        epilog="adjoint: time and memory of value and gradient. conditioning: accuracy against "
+        "iterations, and against the condition number. solve: time of one solve on 50 million "
+        "parameters, and what LSMR adds to its products with A.",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{_listed()}; all if left out")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=pathlib.Path("results/benchmarks"),
+        metavar="DIR",
+        help="where tables and plots go (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, to see that everything runs"
+    )
+    options = parser.parse_args(arguments)
+    for name in options.names:
+        if name not in BENCHMARKS:
+            nearest = difflib.get_close_matches(name, BENCHMARKS, n=1, cutoff=0.0)[0]
+            parser.error(
+                f"there is no benchmark {name!r}, did you mean {nearest!r}? Choose from {_listed()}"
+            )
+    return options
+
+
+def _listed() -> str:
+    return ", ".join(BENCHMARKS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Wall time and memory of compiled functions, measured so that contestants meet equal noise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+
+def compiled(function: Callable, *args: Any) -> jax.stages.Compiled:
+    """The function compiled for arguments like these."""
+    return jax.jit(function).lower(*args).compile()
+
+
+def best_times(
+    contestants: Mapping[str, Callable[..., Any]], *args: Any, rounds: int
+) -> dict[str, float]:
+    """Seconds of the fastest of several calls, for each contestant.
+
+    The contestants take turns, so that a busy spell of the machine hits all of them. One call each
+    goes ahead unmeasured.
+
+    Args:
+        contestants: compiled functions.
+        *args: what each of them is called with.
+        rounds: how many calls to measure.
+
+    Returns:
+        A dictionary with the keys of ``contestants``.
+    """
+    for function in contestants.values():
+        jax.block_until_ready(function(*args))
+    best = dict.fromkeys(contestants, float("inf"))
+    for _ in range(rounds):
+        for name, function in contestants.items():
+            start = time.perf_counter()
+            # Not kept: the next contestant should find the memory free.
+            jax.block_until_ready(function(*args))
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def temporary_bytes(function: jax.stages.Compiled) -> int:
+    """The peak memory of a call besides its arguments and results, as XLA has planned it."""
+    analysis = function.memory_analysis()
+    if analysis is None:
+        raise RuntimeError(f"the backend {jax.default_backend()!r} does not report its memory")
+    return analysis.temp_size_in_bytes

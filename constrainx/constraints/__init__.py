@@ -1,0 +1,13 @@
+"""Constraints as objects."""
+
+from constrainx.constraints._attach import Attached as Attached
+from constrainx.constraints._attach import attach as attach
+from constrainx.constraints._attach import constraints_of as constraints_of
+from constrainx.constraints._compose import Composed as Composed
+from constrainx.constraints._compose import compose as compose
+from constrainx.constraints._constraint import Constraint as Constraint
+from constrainx.constraints._inequality import AtMost as AtMost
+from constrainx.constraints._reduce import Norm as Norm
+from constrainx.constraints._reduce import Sketch as Sketch
+from constrainx.constraints._weights import Orthogonality as Orthogonality
+from constrainx.constraints._weights import UnitNorm as UnitNorm

@@ -1,0 +1,209 @@
+"""Several constraints as one batched function with a named slice for each."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, PyTree
+
+from constrainx.constraints._attach import Attached, at_path, constraints_of
+from constrainx.constraints._constraint import Constraint
+from constrainx.constraints._reduce import Norm, Rows, flatten
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One constraint of several, as a function of the parameters.
+
+    Attributes:
+        name: unique among its siblings.
+        function: (parameters, batch, key, model) ↦ rows.
+        gamma: a number or an Optax schedule.
+        start: the first step at which it acts.
+        every: it acts at each such step only.
+        tolerance: the root mean square of its rows at which it counts as met.
+        kind: whether rows must be zero or at most zero.
+        slices: how many pieces of the batch have a row each, or None if rows share the batch.
+    """
+
+    name: str
+    function: Callable[[PyTree, Any, Array, Any], Rows]
+    gamma: float | Callable[[Any], Any]
+    start: int = 0
+    every: int = 1
+    tolerance: float = 1e-3
+    kind: Literal["equality", "inequality"] = "equality"
+    slices: Callable[[PyTree], int] | None = None
+
+    def gamma_at(self, step: Array) -> Float[Array, ""]:
+        """γ at a step."""
+        return jnp.asarray(self.gamma(step) if callable(self.gamma) else self.gamma, float)
+
+    def acts_at(self, step: Array) -> Array:
+        """Whether the constraint acts at a step."""
+        return (step >= self.start) & ((step - self.start) % self.every == 0)
+
+    def rows(self, parameters: PyTree, batch: Any, key: Array, model: Any) -> Rows:
+        """All rows."""
+        if self.slices is None:
+            return self.function(parameters, batch, key, model)
+        pieces = cut(batch, key, self.slices(batch))
+
+        def row(piece: Any, key: Array) -> Float[Array, ""]:
+            return self.function(parameters, piece, key, model)[0]
+
+        return jax.vmap(row)(*pieces)
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed:
+    """Constraints that act together. Made by `compose`."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the constraints, in the order of their rows."""
+        return tuple(member.name for member in self.members)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.members)
+
+    def __call__(
+        self, parameters: PyTree, batch: Any = None, key: Array | None = None, model: Any = None
+    ) -> dict[str, Rows]:
+        """C by name, for parameters as the optimizer sees them."""
+        keys = self.keys(key)
+        return {
+            member.name: member.rows(parameters, batch, keys[i], model)
+            for i, member in enumerate(self.members)
+        }
+
+    def keys(self, key: Array | None) -> list[Array]:
+        """A key of its own for each constraint."""
+        key = jax.random.key(0) if key is None else key
+        return [jax.random.fold_in(key, i) for i in range(len(self.members))]
+
+
+def compose(
+    *constraints: nnx.Module | Constraint | Callable[..., PyTree] | Composed,
+    model: nnx.Module | None = None,
+    gamma: float | Callable[[Any], Any] | None = None,
+) -> Composed:
+    """Stacks constraints into one.
+
+    Args:
+        *constraints: models with attached constraints, constraints, or plain functions
+            ``c(parameters)``, which may also take ``batch`` and ``key`` by these names.
+        model: the model that the constraints are about, if they are not attached. Needed once, here
+            or as ``module=`` in each ``update``; the latter also where a model has state, such as
+            batch statistics, that changes in training.
+        gamma: overrides the γ of all of them; plain functions have 0.1 otherwise.
+    """
+    members: list[Member] = []
+    for item in constraints:
+        members += _members(item, model)
+    if not members:
+        raise ValueError(
+            "there is nothing to constrain: pass a constraint, or a model to which one was "
+            "attached with `cx.attach(model, ...)`."
+        )
+    if gamma is not None:
+        members = [dataclasses.replace(member, gamma=gamma) for member in members]
+    return Composed(tuple(_with_unique_names(members)))
+
+
+def _members(item: Any, model: nnx.Module | None) -> list[Member]:
+    if isinstance(item, Composed):
+        return list(item.members)
+    if isinstance(item, nnx.Module):
+        return [_of_constraint(found, item) for found in constraints_of(item)]
+    if isinstance(item, Constraint):
+        return [_of_constraint(Attached((), item), model)]
+    if callable(item) and not isinstance(item, type):
+        return [_of_function(item)]
+    raise TypeError(
+        "a constraint must be a `Constraint`, a function c(parameters), or a model with attached "
+        f"constraints, got {item!r}."
+    )
+
+
+def _of_function(function: Callable[..., PyTree]) -> Member:
+    accepted = inspect.signature(function).parameters
+    takes = [name for name in ("batch", "key") if name in accepted]
+
+    def rows(parameters: PyTree, batch: Any, key: Array, model: Any) -> Rows:  # noqa: ARG001
+        values = {"batch": batch, "key": key}
+        return flatten(function(parameters, **{name: values[name] for name in takes}))
+
+    name = getattr(function, "__name__", "constraint")
+    return Member("constraint" if name == "<lambda>" else name, rows, gamma=0.1)
+
+
+def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
+    constraint, reduction = found.constraint, found.constraint.reduction
+    held: Any = None if model is None else nnx.split(model, nnx.Param, ...)
+
+    def rows(parameters: PyTree, batch: Any, key: Array, model: Any) -> Rows:
+        parts: Any = held if model is None else nnx.split(model, nnx.Param, ...)
+        if parts is None:
+            raise ValueError(
+                f"constraint {constraint.label!r} needs the model: attach it with "
+                "`cx.attach(model, ...)`, pass `model=` here, or `module=` to `update`."
+            )
+        graph, _, rest = parts
+        merged = nnx.merge(graph, movable(parameters, constraint.wrt), rest)
+        first, second = jax.random.split(key)
+        residual = constraint.residual(at_path(merged, found.path), batch, key=first)
+        return reduction(residual, key=second)
+
+    return Member(
+        name=constraint.label,
+        function=rows,
+        gamma=constraint.gamma,
+        start=constraint.start,
+        every=constraint.every,
+        tolerance=constraint.tolerance,
+        kind=constraint.kind,
+        slices=reduction.slices if isinstance(reduction, Norm) else None,
+    )
+
+
+def movable(parameters: PyTree, wrt: Any) -> PyTree:
+    """The parameters with all but those that match the NNX filter held constant."""
+    if not isinstance(parameters, nnx.State):
+        return parameters
+    matches = nnx.filterlib.to_predicate(wrt)
+    flat = nnx.to_flat_state(parameters)
+    return nnx.from_flat_state(
+        [
+            (path, leaf if matches(path, leaf) else jax.tree.map(jax.lax.stop_gradient, leaf))
+            for path, leaf in zip(flat.paths, flat.leaves, strict=True)
+        ]
+    )
+
+
+def cut(batch: PyTree, key: Array, pieces: int) -> tuple[PyTree, Array]:
+    """The batch in so many pieces, on a new first axis, and a key for each."""
+
+    def split(leaf: Array) -> Array:
+        return leaf.reshape(pieces, leaf.shape[0] // pieces, *leaf.shape[1:])
+
+    return jax.tree.map(split, batch), jax.random.split(key, pieces)
+
+
+def _with_unique_names(members: Sequence[Member]) -> list[Member]:
+    """Numbers names that come twice: `unit-norm`, `unit-norm-2`."""
+    seen: dict[str, int] = {}
+    result = []
+    for member in members:
+        count = seen[member.name] = seen.get(member.name, 0) + 1
+        name = member.name if count == 1 else f"{member.name}-{count}"
+        result.append(dataclasses.replace(member, name=name))
+    return result

@@ -1,0 +1,282 @@
+"""Constraints as objects: subclassing, attaching, composing."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import constrainx as cx
+
+KEY = jax.random.key(0)
+
+
+class PeriodicIn2Pi(cx.Constraint):
+    def residual(self, model, batch, *, key):
+        return model(batch["x"] + 2 * jnp.pi) - model(batch["x"])
+
+
+class Sine(nnx.Module):
+    def __call__(self, x):
+        return jnp.sin(x)
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(1, 8, rngs=rngs)
+        self.blocks = nnx.List([nnx.Linear(8, 8, rngs=rngs) for _ in range(2)])
+        self.last = nnx.Linear(8, 1, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.tanh(self.first(x))
+        for block in self.blocks:
+            x = nnx.tanh(block(x))
+        return self.last(x)
+
+
+BATCH = {"x": jnp.linspace(-3, 3, 8)[:, None]}
+
+
+def parameters(model):
+    return nnx.state(model, nnx.Param)
+
+
+def test_three_lines_are_a_constraint():
+    constraint = PeriodicIn2Pi(gamma=0.1)
+    assert constraint.label == "periodic-in2-pi"
+    assert constraint.violation(Sine(), BATCH, KEY) < 1e-6
+    assert constraint.violation(Net(nnx.Rngs(0)), BATCH, KEY) > 1e-2
+
+
+def test_attached_anywhere_found_everywhere():
+    model = Net(nnx.Rngs(0))
+    cx.attach(model, PeriodicIn2Pi())
+    cx.attach(model.blocks[1], cx.Orthogonality(of=lambda m: m.kernel[...]))
+    cx.attach(model.last, cx.UnitNorm(of=lambda m: m.kernel[...], name="length"))
+    for copy in (model, nnx.clone(model), nnx.merge(*nnx.split(model))):
+        found = cx.constraints_of(copy)
+        assert [(f.path, f.constraint.label) for f in found] == [
+            ((), "periodic-in2-pi"),
+            (("last",), "length"),
+            (("blocks", 1), "orthogonality"),
+        ]
+        assert "PeriodicIn2Pi" in str(copy)
+        rows = cx.compose(copy)(parameters(copy), BATCH, KEY)
+        assert {name: row.shape for name, row in rows.items()} == {
+            "periodic-in2-pi": (8,),
+            "length": (1,),
+            "orthogonality": (36,),
+        }
+    # Nothing to train, save or compute comes with them.
+    plain = Net(nnx.Rngs(0))
+    assert jax.tree.structure(nnx.state(plain)) == jax.tree.structure(nnx.state(model))
+    text = [str(jax.make_jaxpr(lambda x, m=m: m(x))(BATCH["x"])) for m in (plain, model)]
+    assert text[0] == text[1]
+
+
+def test_survives_jit():
+    model = cx.attach(Net(nnx.Rngs(0)), PeriodicIn2Pi())
+
+    @nnx.jit
+    def count(model):
+        return jnp.asarray(len(cx.constraints_of(model)))
+
+    assert count(model) == 1
+
+
+def test_exactly_satisfied_and_not():
+    model = Net(nnx.Rngs(0))
+    rotation = jnp.linalg.qr(jax.random.normal(KEY, (8, 8)))[0]
+    model.blocks[0].kernel[...] = rotation
+    model.last.kernel[...] = model.last.kernel[...] / jnp.linalg.norm(model.last.kernel[...])
+    orthogonal = cx.Orthogonality(of=lambda m: m.blocks[0].kernel[...])
+    unit = cx.UnitNorm(of=lambda m: m.last.kernel[...])
+    bounded = cx.AtMost(1.001, of=lambda m, batch, key: jnp.sum(m.last.kernel[...] ** 2))
+    for constraint in (orthogonal, unit, bounded):
+        assert constraint.violation(model, BATCH, KEY) < 1e-6
+    model.blocks[0].kernel[...] = 1.1 * rotation
+    model.last.kernel[...] = 1.1 * model.last.kernel[...]
+    for constraint in (orthogonal, unit, bounded):
+        assert constraint.violation(model, BATCH, KEY) > 1e-2
+
+
+def test_a_residual_may_be_any_pytree():
+    class Both(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            return {"a": model(batch["x"]), "b": [jnp.float32(2.0), jnp.ones((2, 3))]}
+
+    model = Net(nnx.Rngs(0))
+    rows = cx.compose(Both(), model=model)(parameters(model), BATCH, KEY)["both"]
+    assert rows.shape == (8 + 1 + 6,)
+
+
+REDUCTIONS = {
+    "none": 8,
+    "norm": 8,
+    "mean": 1,
+    "rms": 1,
+    cx.Norm(groups=4): 4,
+    cx.Sketch(rows=5): 5,
+}
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS, ids=str)
+def test_reductions(reduce):
+    model = Net(nnx.Rngs(0))
+    constraint = PeriodicIn2Pi(reduce=reduce)
+    composed = cx.compose(constraint, model=model)
+    rows = composed(parameters(model), BATCH, KEY)["periodic-in2-pi"]
+    assert rows.shape == (REDUCTIONS[reduce],)
+    residual = np.asarray(constraint.residual(model, BATCH, key=KEY))[:, 0]
+    expected = {
+        "none": residual,
+        "norm": np.abs(residual),
+        "mean": [residual.mean()],
+        "rms": [np.sqrt((residual**2).mean())],
+        cx.Norm(groups=4): np.sqrt((residual.reshape(4, 2) ** 2).mean(axis=1)),
+    }
+    if reduce in expected:
+        np.testing.assert_allclose(rows, expected[reduce], rtol=1e-5)
+    else:
+        draws = [
+            jnp.sum(composed(parameters(model), BATCH, jax.random.key(i))["periodic-in2-pi"] ** 2)
+            for i in range(400)
+        ]
+        error = np.std(draws) / np.sqrt(len(draws))
+        assert abs(np.mean(draws) - np.mean(residual**2)) < 4 * error
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS, ids=str)
+def test_reductions_have_finite_gradients_at_zero(reduce):
+    class Zero(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            return model(batch["x"]) - model(batch["x"])
+
+    model = Net(nnx.Rngs(0))
+    composed = cx.compose(Zero(reduce=reduce), model=model)
+    gradient = jax.grad(lambda p: jnp.sum(composed(p, BATCH, KEY)["zero"]))(parameters(model))
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(gradient))
+    update = jax.tree.map(jnp.ones_like, parameters(model))
+    step = cx.project(update, composed, parameters(model), batch=BATCH, key=KEY)
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(step.update))
+
+
+def test_wrt_moves_no_other_parameter_bit_for_bit():
+    model = Net(nnx.Rngs(0))
+    only_last = PeriodicIn2Pi(wrt=nnx.PathContains("last"), gamma=1.0, reduce="rms")
+    composed = cx.compose(only_last, model=model)
+    params = parameters(model)
+    update = jax.tree.map(lambda leaf: 0.1 * jnp.ones_like(leaf), params)
+    for solver in ("gram", cx.LSMR()):
+        step = cx.project(update, composed, params, batch=BATCH, key=KEY, solver=solver)
+        moved = {
+            path[0].key
+            for (path, new), old in zip(
+                jax.tree_util.tree_leaves_with_path(step.update),
+                jax.tree.leaves(update),
+                strict=True,
+            )
+            if np.any(np.asarray(new) != np.asarray(old))
+        }
+        assert moved == {"last"}
+
+
+def test_start_every_gamma_and_named_slices():
+    model = Net(nnx.Rngs(0))
+    first = PeriodicIn2Pi(name="a", reduce="rms", start=3, every=2, gamma=1.0)
+    second = cx.UnitNorm(
+        of=lambda m: m.last.kernel[...], name="b", gamma=optax.linear_schedule(0.0, 1.0, 10)
+    )
+    composed = cx.compose(first, second, model=model)
+    params = parameters(model)
+    zero = jax.tree.map(jnp.zeros_like, params)
+
+    def change(step):
+        result = cx.project(zero, composed, params, batch=BATCH, key=KEY, step=step)
+        rows = jax.jvp(lambda p: composed(p, BATCH, KEY), (params,), (result.update,))[1]
+        return result, rows
+
+    for step in (0, 2, 3, 4, 5):
+        result, moved = change(step)
+        acts = step in (3, 5)
+        assert bool(result.reports["a"].active) == acts
+        if acts:
+            np.testing.assert_allclose(moved["a"], -result.rows["a"], rtol=1e-3)
+        else:
+            np.testing.assert_array_equal(result.multipliers["a"], [0.0])
+        np.testing.assert_allclose(moved["b"], -step / 10 * result.rows["b"], rtol=1e-3, atol=1e-6)
+    assert set(result.rows) == set(result.multipliers) == set(result.reports) == {"a", "b"}
+
+
+def test_contradicting_constraints_are_named_and_the_step_is_finite():
+    model = Net(nnx.Rngs(0))
+
+    def length(value, name):
+        @dataclasses.dataclass(frozen=True)
+        class Length(cx.Constraint):
+            def residual(self, model, batch, *, key):
+                return jnp.sum(model.last.kernel[...] ** 2) - value
+
+        return Length(name=name, gamma=1.0)
+
+    fine = cx.UnitNorm(of=lambda m: m.first.kernel[...], name="fine", gamma=1.0)
+    optimizer = cx.constrain(
+        optax.adam(1e-2), (length(1.0, "one"), fine, length(2.0, "two")), model=model
+    )
+    params = parameters(model)
+    state = optimizer.init(params)
+    for _ in range(20):
+        gradients = jax.tree.map(jnp.ones_like, params)
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    assert all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(params))
+    (sentence,) = cx.contradictions(state)
+    assert "'one', 'two'" in sentence
+    assert "fine" not in sentence
+    assert abs(float(jnp.sum(params["first"]["kernel"][...] ** 2)) - 1.0) < 1e-3
+
+
+def test_same_names_are_numbered():
+    model = Net(nnx.Rngs(0))
+    unit = cx.UnitNorm(of=lambda m: m.last.kernel[...])
+    assert cx.compose(unit, unit, model=model).names == ("unit-norm", "unit-norm-2")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: PeriodicIn2Pi(reduce="nrom"), ValueError, "Did you mean 'norm'"),
+        (lambda: PeriodicIn2Pi(reduce=3), TypeError, "reduce"),
+        (lambda: PeriodicIn2Pi(gamma=-1.0), ValueError, r"PeriodicIn2Pi\(gamma=...\)"),
+        (lambda: PeriodicIn2Pi(every=0), ValueError, "every"),
+        (lambda: PeriodicIn2Pi(tolerance=-1), ValueError, "tolerance"),
+        (lambda: cx.Norm(groups=0), ValueError, "groups"),
+        (lambda: cx.Sketch(rows=0), ValueError, "rows"),
+        (lambda: cx.attach(Net(nnx.Rngs(0)), PeriodicIn2Pi), TypeError, "call it to make one"),
+        (lambda: cx.attach(Net(nnx.Rngs(0)), 3), TypeError, "instances of `Constraint`"),
+        (lambda: cx.attach(3, PeriodicIn2Pi()), TypeError, "nnx.Module"),
+        (
+            lambda: cx.Constraint().residual(None, None, key=KEY),
+            NotImplementedError,
+            "needs a method `residual",
+        ),
+        (
+            lambda: cx.compose(PeriodicIn2Pi())(parameters(Net(nnx.Rngs(0))), BATCH, KEY),
+            ValueError,
+            "needs the model",
+        ),
+        (
+            lambda: cx.compose(PeriodicIn2Pi(reduce=cx.Norm(groups=3)), model=Net(nnx.Rngs(0)))(
+                parameters(Net(nnx.Rngs(0))), BATCH, KEY
+            ),
+            ValueError,
+            "must divide the batch",
+        ),
+    ],
+)
+def test_wrong_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,112 @@
+"""Inequalities: rows act when they must, and only then."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.optimize
+
+import constrainx as cx
+from constrainx.constraints._compose import Composed, Member
+
+
+def at_most(function, gamma=1.0):
+    """A plain function of an array as an inequality, function ≤ 0."""
+    return Composed(
+        (
+            Member(
+                "at-most",
+                lambda p, batch, key, model: jnp.atleast_1d(function(p)),
+                gamma,
+                kind="inequality",
+            ),
+        )
+    )
+
+
+def train(constraint, gradient, start, *, steps=2000, rate=0.02):
+    optimizer = cx.constrain(optax.sgd(rate), constraint)
+
+    def step(carry, _):
+        p, state = carry
+        updates, state = optimizer.update(gradient(p), state, p)
+        return (optax.apply_updates(p, updates), state), p
+
+    start = jnp.asarray(start)
+    (p, _), path = jax.jit(
+        lambda start: jax.lax.scan(step, (start, optimizer.init(start)), length=steps)
+    )(start)
+    return p, path
+
+
+def test_an_inactive_constraint_changes_nothing(x64):
+    far = at_most(lambda p: jnp.sum(p**2) - 100.0)
+    _, free = train(at_most(lambda p: jnp.sum(0 * p) - 1.0), lambda p: p - 1.0, [0.0, 2.0])
+    _, path = train(far, lambda p: p - 1.0, [0.0, 2.0])
+    # Compiled apart, the last bit may differ.
+    np.testing.assert_allclose(path, free, rtol=1e-14)
+
+
+def test_stops_at_the_boundary_and_leaves_it_again(x64):
+    disc = at_most(lambda p: jnp.sum(p**2) - 1.0)
+    p, path = train(disc, lambda p: p - jnp.array([2.0, 1.0]), [0.0, 0.0])
+    np.testing.assert_allclose(p, np.array([2.0, 1.0]) / np.sqrt(5), atol=1e-6)
+    assert float(jnp.max(jnp.sum(path**2, axis=1))) < 1 + 1e-2
+    inside, _ = train(disc, lambda p: p - 0.1, p)
+    np.testing.assert_allclose(inside, [0.1, 0.1], atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_agrees_with_slsqp(x64, seed):
+    """Random quadratics in random polytopes and a ball: several active sets."""
+    rng = np.random.default_rng(seed)
+    A, b = rng.normal(size=(6, 4)), rng.uniform(0.1, 1.0, size=6)
+    root = rng.normal(size=(4, 4))
+    Q, q = root @ root.T / 2 + np.eye(4), 3 * rng.normal(size=4)
+
+    def constraints(p, np_=np):
+        return np_.concatenate([A @ p - b, np_.array([np_.sum(p**2) - 4.0])])
+
+    reference = scipy.optimize.minimize(
+        lambda p: 0.5 * p @ Q @ p - q @ p,
+        np.zeros(4),
+        jac=lambda p: Q @ p - q,
+        constraints={"type": "ineq", "fun": lambda p: -constraints(p)},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    assert reference.success
+    p, _ = train(
+        at_most(lambda p: constraints(p, jnp)), lambda p: Q @ p - q, np.zeros(4), steps=4000
+    )
+    np.testing.assert_allclose(p, reference.x, atol=1e-4)
+
+
+def test_with_equalities_beside_them(x64):
+    equality = cx.compose(lambda p: jnp.sum(p) - 1.0, gamma=1.0)
+    both = Composed((*equality.members, *at_most(lambda p: p - 0.5).members))
+    p, _ = train(both, lambda p: p - jnp.array([2.0, 0.3, -1.0, 0.1]), np.zeros(4))
+    reference = scipy.optimize.minimize(
+        lambda p: 0.5 * np.sum((p - np.array([2.0, 0.3, -1.0, 0.1])) ** 2),
+        np.zeros(4),
+        constraints=[
+            {"type": "eq", "fun": lambda p: np.sum(p) - 1},
+            {"type": "ineq", "fun": lambda p: 0.5 - p},
+        ],
+        method="SLSQP",
+        options={"ftol": 1e-14},
+    )
+    np.testing.assert_allclose(p, reference.x, atol=1e-6)
+
+
+def test_differentiable_where_the_active_set_does_not_change(x64):
+    def step(bound):
+        constraint = at_most(lambda p: p - bound)
+        return jnp.sum(
+            cx.project(jnp.array([1.0, 0.2]), constraint, jnp.array([0.0, 0.0])).update ** 2
+        )
+
+    bound = jnp.array([0.5, 0.9])
+    gradient = jax.grad(step)(bound)
+    np.testing.assert_allclose(gradient, [1.0, 0.0], atol=1e-9)
