@@ -4,6 +4,9 @@ from constrainx.constraints import AtMost as AtMost
 from constrainx.constraints import Attached as Attached
 from constrainx.constraints import Composed as Composed
 from constrainx.constraints import Constraint as Constraint
+from constrainx.constraints import Equivariance as Equivariance
+from constrainx.constraints import Invariance as Invariance
+from constrainx.constraints import JacobianSymmetry as JacobianSymmetry
 from constrainx.constraints import Norm as Norm
 from constrainx.constraints import Orthogonality as Orthogonality
 from constrainx.constraints import Sketch as Sketch
@@ -11,6 +14,8 @@ from constrainx.constraints import UnitNorm as UnitNorm
 from constrainx.constraints import attach as attach
 from constrainx.constraints import compose as compose
 from constrainx.constraints import constraints_of as constraints_of
+from constrainx.constraints import groups as groups
+from constrainx.constraints import representations as representations
 from constrainx.linalg import CG as CG
 from constrainx.linalg import LSMR as LSMR
 from constrainx.linalg import QR as QR

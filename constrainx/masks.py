@@ -39,7 +39,7 @@ class Masked(NamedTuple):
 
 def kernels(path: tuple[Any, ...], variable: Any) -> bool:
     """An NNX filter: the kernels of dense, convolution and attention layers; no bias, no norm."""
-    return bool(path) and path[-1] == "kernel" and jnp.ndim(variable) >= 2
+    return bool(path) and path[-1] == "kernel" and variable.ndim >= 2
 
 
 def add_masks(
@@ -54,12 +54,13 @@ def add_masks(
     ``kernel_mask`` appears beside each ``kernel``. The model itself still computes with all of its
     weights; `sample` and `deterministic` give the one that computes with some.
 
-    >>> import constrainx as cx, jax
+    >>> import jax
+    >>> from constrainx import masks
     >>> from flax import nnx
-    >>> model = cx.masks.add_masks(nnx.Linear(20, 10, rngs=nnx.Rngs(0)), initial=0.25)
-    >>> cx.masks.sample(model, jax.random.key(0))(jax.numpy.ones(20)).shape
+    >>> model = masks.add_masks(nnx.Linear(20, 10, rngs=nnx.Rngs(0)), initial=0.25)
+    >>> masks.sample(model, jax.random.key(0))(jax.numpy.ones(20)).shape
     (10,)
-    >>> float(cx.masks.realised_density(cx.masks.export(model)))
+    >>> float(masks.realised_density(masks.export(model)))
     0.25
 
     Make the optimizer after this call, so that it knows the probabilities, and keep weight decay
@@ -134,11 +135,7 @@ def deterministic(model: Model, density: float | None = None) -> Model:
     masked = _some_masked(model)
     if density is not None and not 0 <= density <= 1:
         raise ValueError(f"`density` must lie between 0 and 1, got {density!r}.")
-    count: int | Array = (
-        jnp.round(expected_density(model) * _size(masked)).astype(jnp.int32)
-        if density is None
-        else round(density * _size(masked))
-    )
+    count = _count(expected_density(model) if density is None else density, _size(masked))
     values = [
         # Not a product, which would turn a negative weight into −0 and keep a NaN.
         jnp.where(keep, weight[...], 0)
@@ -168,7 +165,8 @@ def export(model: Model, density: float | None = None) -> Model:
 def expected_density(model: nnx.Module) -> Float[Array, ""]:
     """Mean(p) over all masked weights: the fraction that a draw of the masks keeps on average."""
     masked = _some_masked(model)
-    return sum(jnp.sum(_clipped(probability)) for _, probability in masked) / _size(masked)
+    counts = [jnp.sum(_clipped(probability)) for _, probability in masked]
+    return jnp.stack(counts).sum() / _size(masked)
 
 
 def realised_density(
@@ -182,12 +180,12 @@ def realised_density(
         where: for a model without masks: an NNX filter, as in `add_masks`; its non-zeros count.
     """
     masked = _all_masked(model)
-    if masked and key is None:
-        raise ValueError(
-            "`realised_density` of a model with masks is that of a draw: pass a `key`, or "
-            "`export(model)` for the deterministic one."
-        )
     if masked:
+        if key is None:
+            raise ValueError(
+                "`realised_density` of a model with masks is that of a draw: pass a `key`, or "
+                "`export(model)` for the deterministic one."
+            )
         there = _draws(masked, key)
     else:
         leaves = nnx.to_flat_state(nnx.state(model, nnx.All(nnx.Param, where))).leaves
@@ -196,7 +194,12 @@ def realised_density(
                 f"`realised_density(where=...)` selects no parameter of {type(model).__name__}."
             )
         there = [leaf[...] != 0 for leaf in leaves]
-    return sum(jnp.sum(each) for each in there) / sum(each.size for each in there)
+    return jnp.stack([jnp.sum(each) for each in there]).sum() / sum(each.size for each in there)
+
+
+def probabilities(model: nnx.Module) -> list[Float[Array, ...]]:
+    """The parameters behind the probabilities, which may lie outside of [0, 1]."""
+    return [probability[...] for _, probability in _some_masked(model)]
 
 
 def has_masks(model: nnx.Module) -> bool:
@@ -249,6 +252,13 @@ def _most_probable(masked: Sequence[Masked], count: int | Array) -> list[Bool[Ar
         keep[start:end].reshape(weight.shape)
         for start, end, (weight, _) in zip(ends[:-1], ends[1:], masked, strict=True)
     ]
+
+
+def _count(density: float | Array, size: int) -> int | Array:
+    if isinstance(density, jax.core.Tracer):
+        return jnp.round(density * size).astype(jnp.int32)
+    # In double precision: a float32 product is off by more than one from sixteen million on.
+    return round(float(density) * size)
 
 
 def _with_weights(model: Model, masked: Sequence[Masked], values: Sequence[Array]) -> Model:

@@ -161,7 +161,7 @@ def reports(state: PyTree) -> dict[str, Report]:
     def is_state(node: Any) -> bool:
         return isinstance(node, NullspaceState)
 
-    for node in jax.tree.leaves(state, is_leaf=is_state):
+    for node in jax.tree.leaves(nnx.as_pure(state), is_leaf=is_state):
         if is_state(node):
             found.update(node.reports)
     return found

@@ -1,1 +1,3 @@
 """Flax NNX networks."""
+
+from constrainx.models.mlp import MLP as MLP

@@ -1,12 +1,17 @@
 """Constraints as objects."""
 
+from constrainx.constraints import groups as groups
+from constrainx.constraints import representations as representations
 from constrainx.constraints._attach import Attached as Attached
 from constrainx.constraints._attach import attach as attach
 from constrainx.constraints._attach import constraints_of as constraints_of
 from constrainx.constraints._compose import Composed as Composed
 from constrainx.constraints._compose import compose as compose
 from constrainx.constraints._constraint import Constraint as Constraint
+from constrainx.constraints._equivariance import Equivariance as Equivariance
+from constrainx.constraints._equivariance import Invariance as Invariance
 from constrainx.constraints._inequality import AtMost as AtMost
+from constrainx.constraints._jacobian_symmetry import JacobianSymmetry as JacobianSymmetry
 from constrainx.constraints._reduce import Norm as Norm
 from constrainx.constraints._reduce import Sketch as Sketch
 from constrainx.constraints._weights import Orthogonality as Orthogonality

@@ -23,7 +23,7 @@ class Member:
 
     Attributes:
         name: unique among its siblings.
-        function: (parameters, batch, key, model) ↦ rows.
+        function: (parameters, batch, key, module) ↦ rows.
         gamma: a number or an Optax schedule.
         start: the first step at which it acts.
         every: it acts at each such step only.
@@ -101,9 +101,9 @@ def compose(
     Args:
         *constraints: models with attached constraints, constraints, or plain functions
             ``c(parameters)``, which may also take ``batch`` and ``key`` by these names.
-        model: the model that the constraints are about, if they are not attached. Needed once, here
-            or as ``module=`` in each ``update``; the latter also where a model has state, such as
-            batch statistics, that changes in training.
+        model: the model that the constraints are about, if they are not attached. Where it has
+            state that changes in training, such as batch statistics, pass it as ``module=`` to each
+            ``update``, too.
         gamma: overrides the γ of all of them; plain functions have 0.1 otherwise.
     """
     members: list[Member] = []
@@ -148,17 +148,24 @@ def _of_function(function: Callable[..., PyTree]) -> Member:
 
 def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
     constraint, reduction = found.constraint, found.constraint.reduction
-    held: Any = None if model is None else nnx.split(model, nnx.Param, ...)
+    if model is None:
+        raise ValueError(
+            f"constraint {constraint.label!r} needs the model that it is about: attach it with "
+            "`cx.attach(model, ...)`, or pass `model=`."
+        )
+    graph, state = nnx.split(model)
+    held = _flat(state)
+    matches = nnx.filterlib.to_predicate(constraint.wrt)
+    movable = {path for path, variable in held.items() if matches(path, variable)}
 
-    def rows(parameters: PyTree, batch: Any, key: Array, model: Any) -> Rows:
-        parts: Any = held if model is None else nnx.split(model, nnx.Param, ...)
-        if parts is None:
-            raise ValueError(
-                f"constraint {constraint.label!r} needs the model: attach it with "
-                "`cx.attach(model, ...)`, pass `model=` here, or `module=` to `update`."
-            )
-        graph, _, rest = parts
-        merged = nnx.merge(graph, movable(parameters, constraint.wrt), rest)
+    def rows(parameters: PyTree, batch: Any, key: Array, module: Any) -> Rows:
+        # `nnx.Optimizer` hands over bare arrays; what they are is known from the model.
+        current = held if module is None else {**held, **_flat(nnx.state(module))}
+        moving = {
+            path: leaf if path in movable else jax.tree.map(jax.lax.stop_gradient, leaf)
+            for path, leaf in _flat(parameters).items()
+        }
+        merged = nnx.merge(graph, nnx.from_flat_state(list({**current, **moving}.items())))
         first, second = jax.random.split(key)
         residual = constraint.residual(at_path(merged, found.path), batch, key=first)
         return reduction(residual, key=second)
@@ -175,18 +182,10 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
     )
 
 
-def movable(parameters: PyTree, wrt: Any) -> PyTree:
-    """The parameters with all but those that match the NNX filter held constant."""
-    if not isinstance(parameters, nnx.State):
-        return parameters
-    matches = nnx.filterlib.to_predicate(wrt)
-    flat = nnx.to_flat_state(parameters)
-    return nnx.from_flat_state(
-        [
-            (path, leaf if matches(path, leaf) else jax.tree.map(jax.lax.stop_gradient, leaf))
-            for path, leaf in zip(flat.paths, flat.leaves, strict=True)
-        ]
-    )
+def _flat(state: PyTree) -> dict[tuple[Any, ...], Any]:
+    """The leaves of an NNX state by path."""
+    flat = nnx.to_flat_state(state)
+    return dict(zip(flat.paths, flat.leaves, strict=True))
 
 
 def cut(batch: PyTree, key: Array, pieces: int) -> tuple[PyTree, Array]:

@@ -21,8 +21,8 @@ from constrainx.constraints._equivariance import inputs_of
 class JacobianSymmetry(Constraint):
     """J = Jᵀ for the Jacobian J of a field s: ℝᵈ → ℝᵈ, at the examples of the batch.
 
-    Where that holds on all of ℝᵈ, s is the gradient of a potential, as the score of a density is. The
-    squared residuals of an example add up to ½‖J − Jᵀ‖²_F, exactly or in expectation:
+    Where that holds on all of ℝᵈ, s is the gradient of a potential, as the score of a density is.
+    The squared residuals of an example add up to ½‖J − Jᵀ‖²_F, exactly or in expectation:
 
     - ``probes=None``: the upper triangle of J − Jᵀ, shape (examples, d(d−1)/2), from d forward-mode
       derivatives. Exact; for small d.

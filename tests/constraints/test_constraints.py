@@ -264,7 +264,7 @@ def test_same_names_are_numbered():
             "needs a method `residual",
         ),
         (
-            lambda: cx.compose(PeriodicIn2Pi())(parameters(Net(nnx.Rngs(0))), BATCH, KEY),
+            lambda: cx.compose(PeriodicIn2Pi()),
             ValueError,
             "needs the model",
         ),

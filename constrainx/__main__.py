@@ -1,0 +1,5 @@
+"""`python -m constrainx`."""
+
+from constrainx.cli import main
+
+main()

@@ -1,0 +1,271 @@
+"""Group axioms for every group, uniform samples, and errors of groups that are none."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from constrainx.constraints import groups
+from constrainx.constraints.groups import (
+    Cyclic,
+    Dihedral,
+    MatrixGroup,
+    Orthogonal,
+    Permutation,
+    SpecialOrthogonal,
+    Translation,
+)
+
+TURN_X = [[1, 0, 0], [0, 0, -1], [0, 1, 0]]
+TURN_Z = [[0, -1, 0], [1, 0, 0], [0, 0, 1]]
+CUBE = MatrixGroup.generated_by([TURN_X, TURN_Z])
+THIRD = np.array([[-0.5, -np.sqrt(0.75)], [np.sqrt(0.75), -0.5]])
+# The identity is not the first element here.
+TRIANGLE = MatrixGroup([THIRD, np.eye(2), THIRD @ THIRD])
+
+FINITE = [
+    *map(Cyclic, (1, 2, 3, 4, 7)),
+    *map(Dihedral, (1, 2, 3, 4, 5)),
+    *map(Permutation, (1, 2, 3, 4)),
+    Translation((5,)),
+    Translation((3, 1, 4)),
+    TRIANGLE,
+    CUBE,
+]
+CONTINUOUS = [
+    Orthogonal(1),
+    Orthogonal(2),
+    Orthogonal(3),
+    SpecialOrthogonal(2),
+    SpecialOrthogonal(4),
+]
+
+
+def name(group):
+    return str(group) if not isinstance(group, MatrixGroup) else f"MatrixGroup of {group.order}"
+
+
+def same(left, right):
+    np.testing.assert_allclose(left, right, atol=2e-6)
+
+
+def draw(group, seed, count):
+    return list(group.sample(jax.random.key(seed), count))
+
+
+@pytest.mark.parametrize("group", FINITE + CONTINUOUS, ids=name)
+@given(seed=st.integers(0, 2**31 - 1))
+@settings(max_examples=10, deadline=None)
+def test_axioms(group, seed):
+    a, b, c = draw(group, seed, 3)
+    same(group.compose(group.compose(a, b), c), group.compose(a, group.compose(b, c)))
+    same(group.compose(a, group.identity), a)
+    same(group.compose(group.identity, a), a)
+    same(group.compose(a, group.inverse(a)), group.identity)
+    same(group.compose(group.inverse(a), a), group.identity)
+
+
+@pytest.mark.parametrize("group", [g for g in FINITE + CONTINUOUS if g.dimension], ids=name)
+@given(seed=st.integers(0, 2**31 - 1))
+@settings(max_examples=10, deadline=None)
+def test_matrices_multiply_as_elements_do(group, seed):
+    a, b = draw(group, seed, 2)
+    product = np.asarray(group.matrix(a)) @ np.asarray(group.matrix(b))
+    same(group.matrix(group.compose(a, b)), product)
+    same(group.matrix(group.identity), np.eye(group.dimension))
+    same(group.matrix(a).T @ group.matrix(a), np.eye(group.dimension))
+
+
+def as_set(elements):
+    return {tuple(np.ravel(element).tolist()) for element in elements}
+
+
+@pytest.mark.parametrize("group", FINITE, ids=name)
+def test_elements_are_all_and_closed(group):
+    elements = as_set(group.elements)
+    assert len(group.elements) == len(elements) == group.order
+    assert as_set([group.identity]) <= elements
+    if group.order <= 12:
+        pairs = itertools.product(group.elements, repeat=2)
+        assert as_set(group.compose(a, b) for a, b in pairs) == elements
+        assert as_set(group.inverse(a) for a in group.elements) == elements
+
+
+@pytest.mark.parametrize("group", FINITE, ids=name)
+def test_generators_generate_all(group):
+    found = [np.asarray(group.identity)]
+    seen = as_set(found)
+    for element, generator in ((e, g) for e in found for g in group.generators):
+        product = np.asarray(group.compose(element, generator))
+        if not as_set([product]) <= seen:
+            seen |= as_set([product])
+            found.append(product)
+    assert len(seen) == group.order
+    assert len(group.generators) <= max(3, group.order - 1)
+
+
+@pytest.mark.parametrize(
+    "group", [Cyclic(4), Dihedral(3), Permutation(3), Translation((2, 3)), CUBE], ids=name
+)
+def test_samples_of_finite_groups_are_uniform(group):
+    samples = group.sample(jax.random.key(0), 6000)
+    assert samples.shape == (6000, *group.elements.shape[1:])
+    rows, counts = np.unique(np.asarray(samples).reshape(6000, -1), axis=0, return_counts=True)
+    assert as_set(rows) == as_set(group.elements)
+    assert scipy.stats.chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("kind", [Orthogonal, SpecialOrthogonal])
+def test_moments_are_those_of_the_haar_measure(kind, n):
+    """E R = 0, E R_ij R_kl = δ_ik δ_jl / n, E R_ij⁴ = 3 / (n (n + 2)), to five standard errors."""
+    count = 100_000
+    flat = np.asarray(kind(n).sample(jax.random.key(n), count), np.float64).reshape(count, -1)
+
+    def within(values, expected):
+        error = values.std(axis=0) / np.sqrt(count)
+        np.testing.assert_array_less(np.abs(values.mean(axis=0) - expected), 5 * error + 1e-9)
+
+    within(flat, 0)
+    pairs = flat[:, :, None] * flat[:, None, :]
+    expected = np.eye(n * n) / n
+    if kind is SpecialOrthogonal and n == 2:
+        # In the plane R = [[c, −s], [s, c]], so that there are further correlations.
+        expected[0, 3] = expected[3, 0] = 1 / 2
+        expected[1, 2] = expected[2, 1] = -1 / 2
+    within(pairs, expected)
+    within(flat**4, 3 / (n * (n + 2)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_determinants(n):
+    count = 10_000
+    key = jax.random.key(1)
+    signs = np.linalg.det(np.asarray(Orthogonal(n).sample(key, count), np.float64))
+    np.testing.assert_allclose(np.abs(signs), 1, atol=1e-5)
+    # Half of each: the standard deviation of the mean sign is 1/√count.
+    assert abs(np.mean(np.sign(signs))) < 4 / np.sqrt(count)
+    rotations = np.asarray(SpecialOrthogonal(n).sample(key, count), np.float64)
+    np.testing.assert_allclose(np.linalg.det(rotations), 1, atol=1e-5)
+
+
+def test_angles_of_rotations_in_space_follow_their_law():
+    """The angle of a Haar rotation has the distribution function (θ − sin θ)/π."""
+    rotations = np.asarray(SpecialOrthogonal(3).sample(jax.random.key(3), 20_000), np.float64)
+    angles = np.arccos(np.clip((np.trace(rotations, axis1=1, axis2=2) - 1) / 2, -1, 1))
+    law = scipy.stats.kstest(angles, lambda t: (t - np.sin(t)) / np.pi)
+    assert law.pvalue > 1e-3
+
+
+def test_samples_have_the_precision_that_is_on(x64):
+    rotation = SpecialOrthogonal(3).sample(jax.random.key(0), 1)[0]
+    np.testing.assert_allclose(rotation.T @ rotation, np.eye(3), atol=1e-14)
+
+
+def test_quarter_turns_are_exact():
+    np.testing.assert_array_equal(Cyclic(4).matrix(1), [[0, -1], [1, 0]])
+    np.testing.assert_array_equal(Dihedral(4).matrix(4), [[-1, 0], [0, 1]])
+
+
+def test_a_permutation_moves_entries_to_their_images():
+    np.testing.assert_array_equal(
+        Permutation(3).matrix(np.array([1, 2, 0])) @ jnp.arange(3), [2, 0, 1]
+    )
+
+
+@pytest.mark.parametrize("group", FINITE + CONTINUOUS, ids=name)
+def test_works_under_jit_and_vmap(group):
+    elements = group.sample(jax.random.key(0), 5)
+    products = jax.jit(jax.vmap(lambda g: group.compose(group.inverse(g), g)))(elements)
+    same(products, np.broadcast_to(group.identity, elements.shape))
+
+
+def test_groups_are_values():
+    assert len({Cyclic(4), Cyclic(4), Dihedral(4), Translation([2, 3]), Translation((2, 3))}) == 3
+    assert MatrixGroup(np.stack([np.eye(2), -np.eye(2)])) == MatrixGroup(
+        [[[1, 0], [0, 1]], [[-1, 0], [0, -1]]]
+    )
+    assert hash(CUBE) == hash(MatrixGroup(CUBE.matrices))
+
+
+def test_the_rotations_of_a_cube():
+    assert CUBE.order == 24
+    matrices = np.asarray(jax.vmap(CUBE.matrix)(CUBE.elements))
+    np.testing.assert_allclose(np.linalg.det(matrices), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5, True, "4"])
+@pytest.mark.parametrize("kind", [Cyclic, Dihedral, Orthogonal, SpecialOrthogonal, Permutation])
+def test_sizes_are_positive_integers(kind, n):
+    with pytest.raises(
+        ValueError, match=rf"`{kind.__name__}\(n=...\)` takes integers .* got {n!r}"
+    ):
+        kind(n)
+
+
+@pytest.mark.parametrize("shape", [(), 4, (3, 0)])
+def test_translations_need_a_grid(shape):
+    with pytest.raises(ValueError, match=r"`Translation\(shape=...\)`"):
+        Translation(shape)
+
+
+def test_translations_have_no_matrix():
+    with pytest.raises(TypeError, match=r"Image\(\)"):
+        Translation((2, 2)).matrix(np.zeros(2, int))
+
+
+def test_many_permutations_are_not_listed():
+    with pytest.raises(ValueError, match=r"362880 elements.*sample"):
+        _ = Permutation(9).elements
+    assert Permutation(50).sample(jax.random.key(0), 2).shape == (2, 50)
+
+
+@pytest.mark.parametrize(
+    ("matrices", "message"),
+    [
+        ([np.eye(2), THIRD], r"not closed.*matrices\[1\] @ matrices\[1\].*generated_by"),
+        ([THIRD, THIRD @ THIRD], "not closed"),
+        ([np.eye(2), np.diag([1, 0])], r"matrices\[1\] has no inverse"),
+        ([np.eye(2), np.eye(2)], r"matrices\[1\] equals matrices\[0\]"),
+        ([[[1, 0]]], r"shape \(order, n, n\), got shape \(1, 1, 2\)"),
+        (np.eye(2), r"got shape \(2, 2\)"),
+        ([np.eye(2), np.eye(3)], "of one shape"),
+        ([[[np.nan]]], "finite"),
+    ],
+)
+def test_matrices_that_are_no_group(matrices, message):
+    with pytest.raises(ValueError, match=message):
+        MatrixGroup(matrices)
+
+
+def test_an_infinite_group_is_not_generated_for_ever():
+    angle = 1.0
+    rotation = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    with pytest.raises(ValueError, match="more than most=50"):
+        MatrixGroup.generated_by([rotation], most=50)
+
+
+def test_a_group_of_ones_own():
+    class Signs(groups.FiniteGroup):
+        dimension, identity, order = 1, 1, 2
+        elements = np.array([1, -1])
+        generators = np.array([-1])
+
+        def compose(self, g, h):
+            return g * h
+
+        def inverse(self, g):
+            return g
+
+        def matrix(self, g):
+            return jnp.full((1, 1), g, float)
+
+        def sample(self, key, count):
+            return jax.random.rademacher(key, (count,))
+
+    assert Signs().compose(-1, -1) == Signs().identity

@@ -1,0 +1,277 @@
+"""Representations are homomorphisms, act as their formulas say, and refuse what they cannot do."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from constrainx.constraints.groups import (
+    Cyclic,
+    Dihedral,
+    MatrixGroup,
+    Orthogonal,
+    Permutation,
+    SpecialOrthogonal,
+    Translation,
+)
+from constrainx.constraints.representations import (
+    Image,
+    Permute,
+    Regular,
+    Representation,
+    Sum,
+    Tensor,
+    Trivial,
+    Vector,
+)
+
+CUBE = MatrixGroup.generated_by(
+    [[[1, 0, 0], [0, 0, -1], [0, 1, 0]], [[0, -1, 0], [1, 0, 0], [0, 0, 1]]]
+)
+
+CASES = {
+    "trivial": (Cyclic(5), Trivial(), (3,)),
+    "vector": (Orthogonal(3), Vector(), (3,)),
+    "vectors in rows": (SpecialOrthogonal(3), Vector(), (5, 3)),
+    "vectors in a row": (Orthogonal(3), Vector(copies=5), (15,)),
+    "vector in the plane": (Dihedral(5), Vector(), (2,)),
+    "vector of a cube": (CUBE, Vector(), (3,)),
+    "permuted vector": (Permutation(4), Vector(), (4,)),
+    "scalar": (Orthogonal(3), Tensor(0), (4,)),
+    "matrix": (Orthogonal(3), Tensor(2), (3, 3)),
+    "flat matrix": (Orthogonal(3), Tensor(2), (9,)),
+    "flat matrices": (Orthogonal(2), Tensor(2), (5, 12)),
+    "third rank": (SpecialOrthogonal(2), Tensor(3), (2, 2, 2)),
+    "flat third rank": (Orthogonal(2), Tensor(3), (16,)),
+    "image, C2": (Cyclic(2), Image(), (3, 5, 2)),
+    "image, C4": (Cyclic(4), Image(), (4, 4, 2)),
+    "image, D1": (Dihedral(1), Image(), (3, 5)),
+    "image, D2": (Dihedral(2), Image(), (3, 5, 2)),
+    "image, D4": (Dihedral(4), Image(), (5, 5, 2)),
+    "image, shifts": (Translation((3, 4)), Image(), (3, 4, 2)),
+    "signal, shifts": (Translation((6,)), Image(), (6, 2)),
+    "regular, C4": (Cyclic(4), Regular(), (4, 4, 8)),
+    "regular, D4": (Dihedral(4), Regular(), (3, 3, 16)),
+    "regular, D2": (Dihedral(2), Regular(), (2, 3, 4)),
+    "regular, no pixels": (Dihedral(3), Regular(base=Trivial()), (12,)),
+    "regular, cube": (CUBE, Regular(base=Trivial()), (48,)),
+    "set": (Permutation(5), Permute(), (5, 2)),
+    "set, last axis": (Permutation(5), Permute(axis=-1), (2, 5)),
+    "masses and positions": (Orthogonal(3), Sum((5, Trivial()), (15, Vector())), (20,)),
+    "sum of tensors": (Orthogonal(3), Sum([(3, Vector()), (9, Tensor(2)), (1, Trivial())]), (13,)),
+    "sum of channels": (Dihedral(4), Sum((3, Image()), (8, Regular())), (3, 3, 11)),
+}
+EVERY = pytest.mark.parametrize("case", CASES)
+DRAWS = st.integers(0, 2**31 - 1)
+
+
+@functools.cache
+def action(case):
+    group, representation, _ = CASES[case]
+    return jax.jit(lambda element, array: representation(group, element, array))
+
+
+def problem(case, seed, count):
+    group, _, shape = CASES[case]
+    first, second = jax.random.split(jax.random.key(seed))
+    return group, list(group.sample(first, count)), jax.random.normal(second, shape)
+
+
+def same(left, right):
+    np.testing.assert_allclose(left, right, atol=2e-5)
+
+
+@EVERY
+@given(seed=DRAWS)
+@settings(max_examples=8, deadline=None)
+def test_homomorphism(case, seed):
+    group, (g, h), x = problem(case, seed, 2)
+    act = action(case)
+    same(act(group.compose(g, h), x), act(g, act(h, x)))
+    same(act(jnp.asarray(group.identity), x), x)
+    same(act(group.inverse(g), act(g, x)), x)
+
+
+@EVERY
+@given(seed=DRAWS)
+@settings(max_examples=3, deadline=None)
+def test_linear_and_norm_preserving(case, seed):
+    _, (g,), x = problem(case, seed, 1)
+    act = action(case)
+    y = jnp.flip(x)
+    same(act(g, 2 * x - y), 2 * act(g, x) - act(g, y))
+    same(jnp.linalg.norm(act(g, x).ravel()), jnp.linalg.norm(x.ravel()))
+    assert act(g, x).shape == x.shape
+
+
+@EVERY
+def test_vmap_is_one_by_one(case):
+    group, _, x = problem(case, 0, 1)
+    elements = group.sample(jax.random.key(1), 4)
+    xs = jnp.stack([x, 2 * x, -x, x + 1])
+    together = jax.vmap(action(case))(elements, xs)
+    same(together, jnp.stack([action(case)(g, y) for g, y in zip(elements, xs, strict=True)]))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if isinstance(CASES[c][0], Cyclic | Dihedral)])
+def test_known_elements_act_as_traced_ones(case):
+    group, _, x = problem(case, 0, 1)
+    for element in group.elements:
+        known = CASES[case][1](group, element, x)
+        np.testing.assert_allclose(known, action(case)(element, x), atol=1e-6)
+
+
+def test_a_vector_is_multiplied_from_the_left():
+    rotation = SpecialOrthogonal(3).sample(jax.random.key(0), 1)[0]
+    vectors = jax.random.normal(jax.random.key(1), (5, 3))
+    expected = np.stack([np.asarray(rotation) @ v for v in np.asarray(vectors)])
+    same(Vector()(SpecialOrthogonal(3), rotation, vectors), expected)
+    same(Vector()(SpecialOrthogonal(3), rotation, vectors.ravel()), expected.ravel())
+
+
+def test_a_tensor_is_multiplied_from_both_sides():
+    R = np.asarray(Orthogonal(3).sample(jax.random.key(0), 1)[0])
+    T = np.arange(9.0).reshape(3, 3)
+    same(Tensor(2)(Orthogonal(3), R, jnp.asarray(T)), R @ T @ R.T)
+    same(Tensor(2)(Orthogonal(3), R, jnp.asarray(T.ravel())), (R @ T @ R.T).ravel())
+
+
+@pytest.mark.parametrize("group", [Cyclic(4), Dihedral(4), Dihedral(2), Dihedral(1)], ids=str)
+def test_pixels_move_as_the_matrices_say(group):
+    """A pixel at (x, y) from the centre, y upwards, is at M(g)(x, y) afterwards."""
+    size = 5
+    for element in group.elements:
+        for row, column in np.ndindex(size, size):
+            image = jnp.zeros((size, size, 1)).at[row, column].set(1.0)
+            x, y = np.asarray(group.matrix(element)) @ [column - 2, 2 - row]
+            moved = Image()(group, element, image)
+            assert moved[round(2 - y), round(2 + x), 0] == 1
+
+
+def test_the_regular_representation_is_the_group_acting_on_itself():
+    group = Dihedral(4)
+    x = jax.random.normal(jax.random.key(0), (3, 3, 16))
+    for g in group.elements:
+        moved = Regular()(group, g, x)
+        for h in group.elements:
+            for block in (0, 8):
+                source = x[..., block + group.compose(group.inverse(g), h)]
+                np.testing.assert_array_equal(moved[..., block + h], Image()(group, g, source))
+
+
+def test_shifts_wrap_around():
+    moved = Image()(Translation((4,)), np.array([1]), jnp.arange(4))
+    np.testing.assert_array_equal(moved, [3, 0, 1, 2])
+
+
+def test_permuted_things_are_at_their_images():
+    moved = Permute()(Permutation(3), np.array([1, 2, 0]), jnp.arange(3))
+    np.testing.assert_array_equal(moved, [2, 0, 1])
+
+
+def test_half_precision_loses_one_rounding_only():
+    R = Orthogonal(3).sample(jax.random.key(0), 1)[0]
+    T = jax.random.normal(jax.random.key(1), (3, 3)).astype(jnp.bfloat16)
+    moved = Tensor(2)(Orthogonal(3), R, T)
+    assert moved.dtype == jnp.bfloat16
+    exact = Tensor(2)(Orthogonal(3), R, T.astype(jnp.float32))
+    np.testing.assert_array_equal(moved, exact.astype(jnp.bfloat16))
+
+
+def test_integers_stay_so_where_they_can():
+    pixels = jnp.arange(16, dtype=jnp.uint8).reshape(4, 4)
+    assert Image()(Cyclic(4), 1, pixels).dtype == jnp.uint8
+    assert Vector()(Cyclic(8), 1, jnp.array([1, 0])).tolist() == pytest.approx([0.5**0.5, 0.5**0.5])
+
+
+def test_representations_are_values():
+    assert Sum((1, Trivial())) == Sum([(1, Trivial())])
+    values = {
+        Trivial(),
+        Image(),
+        Image(),
+        Regular(),
+        Vector(),
+        Vector(copies=2),
+        Sum((1, Trivial())),
+    }
+    assert len(values) == 6
+
+
+@pytest.mark.parametrize(
+    ("representation", "group", "message"),
+    [
+        (Image(), Cyclic(3), r"interpolate.*Cyclic\(1\), \(2\) or \(4\)"),
+        (Image(), Dihedral(8), "interpolate"),
+        (Image(), Orthogonal(2), r"Cyclic, Dihedral and Translation.*Vector\(\)"),
+        (Vector(), Translation((4, 4)), r"Orthogonal\(3\).*Image\(\)"),
+        (Tensor(2), Translation((4, 4)), "needs a group with matrices"),
+        (Permute(), Cyclic(4), "for Permutation groups"),
+        (Regular(), Orthogonal(3), "elements are numbers"),
+        (Regular(), Permutation(3), "elements are numbers"),
+        (Regular(), Cyclic(3), "interpolate"),
+        (Regular(), CUBE, "Cyclic, Dihedral and Translation"),
+        (Sum((3, Vector()), (4, Image())), Orthogonal(3), "Cyclic, Dihedral and Translation"),
+    ],
+)
+def test_groups_that_cannot_act_so(representation, group, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        representation.check(group)
+
+
+@pytest.mark.parametrize(
+    ("representation", "group", "shape", "message"),
+    [
+        (Image(), Cyclic(4), (4, 5, 1), r"square maps, got shape \(4, 5, 1\).*Cyclic\(2\)"),
+        (Image(), Dihedral(4), (10,), r"got shape \(10,\).*Trivial\(\)"),
+        (Image(), Translation((4, 4)), (4, 5, 1), r"grid as the first axes.*\(4, 5, 1\)"),
+        (Vector(), Orthogonal(3), (4,), r"one or more vectors of 3 entries.*\(4,\)"),
+        (Vector(copies=2), Orthogonal(3), (9,), "needs 2 vectors of 3"),
+        (Vector(), Orthogonal(3), (), "got shape"),
+        (Tensor(2), Orthogonal(3), (3, 4), r"\(..., 3, 3\) or \(..., k\*9\).*\(3, 4\)"),
+        (Regular(), Cyclic(4), (4, 4, 6), r"multiple of 4 channels.*\(4, 4, 6\)"),
+        (Regular(), Cyclic(4), (4, 4), "after height and width"),
+        (Permute(), Permutation(4), (3, 4), r"needs 4 entries.*\(3, 4\)"),
+        (Permute(axis=2), Permutation(4), (4,), "needs 4 entries"),
+        (Sum((5, Trivial()), (15, Vector())), Orthogonal(3), (21,), r"\[5, 15\].*20.*\(21,\)"),
+    ],
+)
+def test_arrays_that_do_not_fit(representation, group, shape, message):
+    with pytest.raises(ValueError, match=message):
+        representation(group, group.identity, jnp.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Sum(),
+        lambda: Sum([]),
+        lambda: Sum(5, Trivial()),
+        lambda: Sum((0, Trivial())),
+        lambda: Sum((5, "vector")),
+        lambda: Sum((Trivial(), 5)),
+        lambda: Tensor(-1),
+        lambda: Tensor(1.5),
+        lambda: Regular(base=Vector()),
+    ],
+)
+def test_representations_that_are_none(build):
+    with pytest.raises((TypeError, ValueError), match="got|at least one"):
+        build()
+
+
+def test_a_representation_of_ones_own():
+    @dataclasses.dataclass(frozen=True)
+    class Determinant(Representation):
+        def __call__(self, group, element, array):
+            return jnp.linalg.det(group.matrix(element)) * array
+
+    reflection = jnp.diag(jnp.array([-1.0, 1.0, 1.0]))
+    both = Sum((3, Vector()), (1, Determinant()))
+    both.check(Orthogonal(3))
+    np.testing.assert_array_equal(both(Orthogonal(3), reflection, jnp.ones(4)), [-1, 1, 1, -1])
