@@ -6,12 +6,14 @@ import argparse
 import difflib
 import pathlib
 
-from benchmarks import adjoint, conditioning, report, solve
+from benchmarks import adjoint, conditioning, report, solve, step, toy
 
 BENCHMARKS = {
     "adjoint": adjoint.run,
     "conditioning": conditioning.run,
     "solve": solve.run,
+    "step": step.run,
+    "toy": toy.run,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
 import platform
@@ -41,7 +42,7 @@ class Table:
         """The rows as they are printed."""
         return [
             [
-                cell if isinstance(cell, str) else format(cell, form)
+                cell if isinstance(cell, str) else _formatted(cell, form)
                 for cell, form in zip(row, self.columns.values(), strict=True)
             ]
             for row in self.rows
@@ -126,6 +127,10 @@ def figure(columns: int = 1) -> tuple[Figure, list[Any]]:
     return plot, axes
 
 
+def _formatted(number: float, form: str) -> str:
+    return format(number, form) if math.isfinite(number) else "fails"
+
+
 def _console() -> rich.console.Console:
     return rich.console.Console(width=WIDTH)
 
@@ -148,11 +153,17 @@ def _plain(report: Report, facts: Mapping[str, str]) -> dict[str, Any]:
         "tables": [
             {
                 "title": table.title,
-                "rows": [dict(zip(table.columns, row, strict=True)) for row in table.rows],
+                "rows": [
+                    dict(zip(table.columns, map(_in_json, row), strict=True)) for row in table.rows
+                ],
             }
             for table in report.tables
         ],
     }
+
+
+def _in_json(cell: Cell) -> Cell | None:
+    return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 
 def _markdown(report: Report, facts: Mapping[str, str]) -> str:

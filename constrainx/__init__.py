@@ -1,5 +1,6 @@
 """Train neural networks that must obey constraints."""
 
+from constrainx import masks as masks
 from constrainx.constraints import AtMost as AtMost
 from constrainx.constraints import Attached as Attached
 from constrainx.constraints import Composed as Composed
@@ -7,6 +8,7 @@ from constrainx.constraints import Constraint as Constraint
 from constrainx.constraints import Equivariance as Equivariance
 from constrainx.constraints import Invariance as Invariance
 from constrainx.constraints import JacobianSymmetry as JacobianSymmetry
+from constrainx.constraints import MaskBudget as MaskBudget
 from constrainx.constraints import Norm as Norm
 from constrainx.constraints import Orthogonality as Orthogonality
 from constrainx.constraints import Sketch as Sketch

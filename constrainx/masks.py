@@ -82,10 +82,12 @@ def add_masks(
     if not selected:
         raise ValueError(
             f"`add_masks(where=...)` selects no parameter of this {type(model).__name__}, which "
-            f"has {[_written(path) for path in flat.paths]}. Pass an NNX filter that selects some, "
-            "such as `lambda path, variable: variable.ndim >= 2`."
+            f"has {', '.join(map(_written, flat.paths[:8]))}, and {max(0, len(flat.paths) - 8)} "
+            "more. Pass an NNX filter that selects some, such as "
+            "`lambda path, variable: variable.ndim >= 2`."
         )
     already = {id(masked.weight) for masked in _all_masked(model)}
+    added = []
     for path, weight in selected:
         if id(weight) in already:
             raise ValueError(f"`add_masks`: {_written(path)!r} has a mask already.")
@@ -97,7 +99,11 @@ def add_masks(
                 f"{type(owner).__name__} has an attribute of that name. Rename it."
             )
         probability = _initial_probability(weight, initial, path)
-        setattr(owner, name, MaskProbability(probability, masks=inside, **_placement(weight)))
+        variable = MaskProbability(probability, masks=inside, **_placement(weight))
+        added.append((owner, name, variable))
+    # Not before all are known to be right: an error leaves the model as it was.
+    for owner, name, variable in added:
+        setattr(owner, name, variable)
     return model
 
 
@@ -257,7 +263,7 @@ def _most_probable(masked: Sequence[Masked], count: int | Array) -> list[Bool[Ar
 def _count(density: float | Array, size: int) -> int | Array:
     if isinstance(density, jax.core.Tracer):
         return jnp.round(density * size).astype(jnp.int32)
-    # In double precision: a float32 product is off by more than one from sixteen million on.
+    # In double precision, since float32 cannot tell whole numbers apart above sixteen million.
     return round(float(density) * size)
 
 

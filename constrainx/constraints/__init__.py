@@ -12,6 +12,7 @@ from constrainx.constraints._equivariance import Equivariance as Equivariance
 from constrainx.constraints._equivariance import Invariance as Invariance
 from constrainx.constraints._inequality import AtMost as AtMost
 from constrainx.constraints._jacobian_symmetry import JacobianSymmetry as JacobianSymmetry
+from constrainx.constraints._mask_budget import MaskBudget as MaskBudget
 from constrainx.constraints._reduce import Norm as Norm
 from constrainx.constraints._reduce import Sketch as Sketch
 from constrainx.constraints._weights import Orthogonality as Orthogonality

@@ -165,7 +165,9 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
             path: leaf if path in movable else jax.tree.map(jax.lax.stop_gradient, leaf)
             for path, leaf in _flat(parameters).items()
         }
-        merged = nnx.merge(graph, nnx.from_flat_state(list({**current, **moving}.items())))
+        state = nnx.from_flat_state(list({**current, **moving}.items()))
+        # A copy, or a residual in training mode would write its batch statistics into the model.
+        merged = nnx.merge(graph, state, copy=True)
         first, second = jax.random.split(key)
         residual = constraint.residual(at_path(merged, found.path), batch, key=first)
         return reduction(residual, key=second)

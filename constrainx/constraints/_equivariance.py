@@ -173,8 +173,8 @@ def inputs_of(batch: Any, field: str | int, *, owner: str) -> Array:
     if isinstance(field, str) and hasattr(batch, field):
         return jnp.asarray(getattr(batch, field))
     raise TypeError(
-        f"`{owner}(inputs={field!r})` is not in the batch. That must be an array, a dictionary with "
-        f"this key, or a tuple with `inputs` a position in it, got {type(batch).__name__}."
+        f"`{owner}(inputs={field!r})` is not in the batch. That must be an array, a dictionary "
+        f"with this key, or a tuple with `inputs` a position in it, got {type(batch).__name__}."
     )
 
 

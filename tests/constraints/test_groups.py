@@ -1,6 +1,6 @@
 """Group axioms for every group, uniform samples, and errors of groups that are none."""
 
-import itertools
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -29,56 +29,62 @@ THIRD = np.array([[-0.5, -np.sqrt(0.75)], [np.sqrt(0.75), -0.5]])
 TRIANGLE = MatrixGroup([THIRD, np.eye(2), THIRD @ THIRD])
 
 FINITE = [
-    *map(Cyclic, (1, 2, 3, 4, 7)),
-    *map(Dihedral, (1, 2, 3, 4, 5)),
-    *map(Permutation, (1, 2, 3, 4)),
-    Translation((5,)),
+    *map(Cyclic, (1, 4, 7)),
+    *map(Dihedral, (1, 2, 5)),
+    *map(Permutation, (1, 2, 4)),
     Translation((3, 1, 4)),
     TRIANGLE,
     CUBE,
 ]
-CONTINUOUS = [
-    Orthogonal(1),
-    Orthogonal(2),
-    Orthogonal(3),
-    SpecialOrthogonal(2),
-    SpecialOrthogonal(4),
-]
+CONTINUOUS = [Orthogonal(1), Orthogonal(3), SpecialOrthogonal(2), SpecialOrthogonal(3)]
 
 
 def name(group):
     return str(group) if not isinstance(group, MatrixGroup) else f"MatrixGroup of {group.order}"
 
 
-def same(left, right):
-    np.testing.assert_allclose(left, right, atol=2e-6)
+@functools.cache
+def errors_of_axioms(group):
+    """A compiled function: the largest error in each law, for a few elements."""
 
+    def laws(a, b, c):
+        compose, inverse, one = group.compose, group.inverse, jnp.asarray(group.identity)
+        pairs = {
+            "associative": (compose(compose(a, b), c), compose(a, compose(b, c))),
+            "right identity": (compose(a, one), a),
+            "left identity": (compose(one, a), a),
+            "right inverse": (compose(a, inverse(a)), one),
+            "left inverse": (compose(inverse(a), a), one),
+        }
+        if group.dimension:
+            M, product = group.matrix, functools.partial(jnp.matmul, precision="highest")
+            pairs |= {
+                "matrix product": (M(compose(a, b)), product(M(a), M(b))),
+                "matrix of identity": (M(one), jnp.eye(group.dimension)),
+                "matrix orthogonal": (product(M(a), M(a).T), jnp.eye(group.dimension)),
+            }
+        return {law: jnp.max(jnp.abs(left - right)) for law, (left, right) in pairs.items()}
 
-def draw(group, seed, count):
-    return list(group.sample(jax.random.key(seed), count))
+    return jax.jit(jax.vmap(laws))
 
 
 @pytest.mark.parametrize("group", FINITE + CONTINUOUS, ids=name)
 @given(seed=st.integers(0, 2**31 - 1))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_axioms(group, seed):
-    a, b, c = draw(group, seed, 3)
-    same(group.compose(group.compose(a, b), c), group.compose(a, group.compose(b, c)))
-    same(group.compose(a, group.identity), a)
-    same(group.compose(group.identity, a), a)
-    same(group.compose(a, group.inverse(a)), group.identity)
-    same(group.compose(group.inverse(a), a), group.identity)
+    if isinstance(group, groups.FiniteGroup):
+        # NumPy, since to compile a random generator for each group takes seconds.
+        samples = group.elements[np.random.default_rng(seed).integers(group.order, size=24)]
+    else:
+        samples = np.asarray(group.sample(jax.random.key(seed), 24))
+    triples = samples.reshape(3, 8, *np.shape(group.identity))
+    for law, errors in errors_of_axioms(group)(*triples).items():
+        np.testing.assert_array_less(errors, 5e-6, err_msg=law)
 
 
-@pytest.mark.parametrize("group", [g for g in FINITE + CONTINUOUS if g.dimension], ids=name)
-@given(seed=st.integers(0, 2**31 - 1))
-@settings(max_examples=10, deadline=None)
-def test_matrices_multiply_as_elements_do(group, seed):
-    a, b = draw(group, seed, 2)
-    product = np.asarray(group.matrix(a)) @ np.asarray(group.matrix(b))
-    same(group.matrix(group.compose(a, b)), product)
-    same(group.matrix(group.identity), np.eye(group.dimension))
-    same(group.matrix(a).T @ group.matrix(a), np.eye(group.dimension))
+@functools.cache
+def compiled_product(group):
+    return jax.jit(group.compose)
 
 
 def as_set(elements):
@@ -90,10 +96,8 @@ def test_elements_are_all_and_closed(group):
     elements = as_set(group.elements)
     assert len(group.elements) == len(elements) == group.order
     assert as_set([group.identity]) <= elements
-    if group.order <= 12:
-        pairs = itertools.product(group.elements, repeat=2)
-        assert as_set(group.compose(a, b) for a, b in pairs) == elements
-        assert as_set(group.inverse(a) for a in group.elements) == elements
+    for a in group.elements[:5]:
+        assert as_set(compiled_product(group)(a, b) for b in group.elements) == elements
 
 
 @pytest.mark.parametrize("group", FINITE, ids=name)
@@ -101,7 +105,7 @@ def test_generators_generate_all(group):
     found = [np.asarray(group.identity)]
     seen = as_set(found)
     for element, generator in ((e, g) for e in found for g in group.generators):
-        product = np.asarray(group.compose(element, generator))
+        product = np.asarray(compiled_product(group)(element, generator))
         if not as_set([product]) <= seen:
             seen |= as_set([product])
             found.append(product)
@@ -120,31 +124,30 @@ def test_samples_of_finite_groups_are_uniform(group):
     assert scipy.stats.chisquare(counts).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("kind", [Orthogonal, SpecialOrthogonal])
 def test_moments_are_those_of_the_haar_measure(kind, n):
     """E R = 0, E R_ij R_kl = δ_ik δ_jl / n, E R_ij⁴ = 3 / (n (n + 2)), to five standard errors."""
-    count = 100_000
+    count = 50_000
     flat = np.asarray(kind(n).sample(jax.random.key(n), count), np.float64).reshape(count, -1)
 
-    def within(values, expected):
-        error = values.std(axis=0) / np.sqrt(count)
-        np.testing.assert_array_less(np.abs(values.mean(axis=0) - expected), 5 * error + 1e-9)
+    def within(mean, square, expected):
+        error = np.sqrt(np.maximum(square - mean**2, 0) / count)
+        np.testing.assert_array_less(np.abs(mean - expected), 5 * error + 1e-7)
 
-    within(flat, 0)
-    pairs = flat[:, :, None] * flat[:, None, :]
+    within(flat.mean(axis=0), (flat**2).mean(axis=0), 0)
     expected = np.eye(n * n) / n
     if kind is SpecialOrthogonal and n == 2:
         # In the plane R = [[c, −s], [s, c]], so that there are further correlations.
         expected[0, 3] = expected[3, 0] = 1 / 2
         expected[1, 2] = expected[2, 1] = -1 / 2
-    within(pairs, expected)
-    within(flat**4, 3 / (n * (n + 2)))
+    within(flat.T @ flat / count, (flat**2).T @ flat**2 / count, expected)
+    within((flat**4).mean(axis=0), (flat**8).mean(axis=0), 3 / (n * (n + 2)))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 3])
 def test_determinants(n):
-    count = 10_000
+    count = 50_000
     key = jax.random.key(1)
     signs = np.linalg.det(np.asarray(Orthogonal(n).sample(key, count), np.float64))
     np.testing.assert_allclose(np.abs(signs), 1, atol=1e-5)
@@ -156,7 +159,7 @@ def test_determinants(n):
 
 def test_angles_of_rotations_in_space_follow_their_law():
     """The angle of a Haar rotation has the distribution function (θ − sin θ)/π."""
-    rotations = np.asarray(SpecialOrthogonal(3).sample(jax.random.key(3), 20_000), np.float64)
+    rotations = np.asarray(SpecialOrthogonal(3).sample(jax.random.key(3), 50_000), np.float64)
     angles = np.arccos(np.clip((np.trace(rotations, axis1=1, axis2=2) - 1) / 2, -1, 1))
     law = scipy.stats.kstest(angles, lambda t: (t - np.sin(t)) / np.pi)
     assert law.pvalue > 1e-3
@@ -176,13 +179,6 @@ def test_a_permutation_moves_entries_to_their_images():
     np.testing.assert_array_equal(
         Permutation(3).matrix(np.array([1, 2, 0])) @ jnp.arange(3), [2, 0, 1]
     )
-
-
-@pytest.mark.parametrize("group", FINITE + CONTINUOUS, ids=name)
-def test_works_under_jit_and_vmap(group):
-    elements = group.sample(jax.random.key(0), 5)
-    products = jax.jit(jax.vmap(lambda g: group.compose(group.inverse(g), g)))(elements)
-    same(products, np.broadcast_to(group.identity, elements.shape))
 
 
 def test_groups_are_values():
