@@ -39,9 +39,7 @@ def run(*, quick: bool) -> Report:
         times.append([size, iterations, *(1e3 * time for time in seconds.values())])
         memories.append([size, *(temporary_bytes(f) / 1e6 for f in functions.values())])
 
-    by_limit = (
-        _memory_by_limit(2**6, (10, 100)) if quick else _memory_by_limit(2**16, (10, 100, 1000))
-    )
+    by_limit = _memory_by_limit(2**6 if quick else 2**16, (10, 100) if quick else (10, 100, 1000))
     return Report(
         name="adjoint",
         setting=(

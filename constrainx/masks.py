@@ -21,8 +21,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from constrainx.constraints._attach import ATTRIBUTE
-
 Model = TypeVar("Model", bound=nnx.Module)
 
 
@@ -159,6 +157,8 @@ def export(model: Model, density: float | None = None) -> Model:
         model: a model that went through `add_masks`.
         density: the fraction of all masked weights to keep; by default the expected density.
     """
+    from constrainx.constraints._attach import ATTRIBUTE  # which itself needs `MaskProbability`
+
     plain = nnx.clone(deterministic(model, density))
     for _, module in nnx.iter_modules(plain):
         constraints = getattr(module, ATTRIBUTE, ())

@@ -96,7 +96,7 @@ class Equivariance(Constraint):
         # Examples before elements, so that a batch that is sharded by examples stays so.
         flat = both.reshape(-1, *x.shape[1:])
         outputs = model(flat) if self.of is None else self.of(model, flat)
-        if jnp.shape(outputs)[:1] != flat.shape[:1]:
+        if not isinstance(outputs, jax.Array) or outputs.shape[:1] != flat.shape[:1]:
             raise ValueError(
                 f"`{type(self).__name__}(of=...)` must return an array with a row for each of the "
                 f"{flat.shape[0]} inputs, got {jax.tree.map(jnp.shape, outputs)}."

@@ -93,7 +93,7 @@ class JacobianSymmetry(Constraint):
 
         def field(flat: Float[Array, "examples d"]) -> Float[Array, "examples d"]:
             values = of(model, flat.reshape(x.shape), **extra)
-            if jnp.shape(values) != x.shape:
+            if not isinstance(values, jax.Array) or values.shape != x.shape:
                 raise ValueError(
                     "`JacobianSymmetry(of=...)` must return the field in the shape of its inputs, "
                     f"{x.shape}, got {jax.tree.map(jnp.shape, values)}."

@@ -314,8 +314,8 @@ def test_the_network_is_called_once():
 )
 def test_where_the_examples_are(batch, inputs):
     x = data(3, 2)
-    constraint = Equivariance(Cyclic(2), lambda m, x: x**2, input=Vector(), output=Vector(),
-                              inputs=inputs)  # fmt: skip
+    plane = {"input": Vector(), "output": Vector()}
+    constraint = Equivariance(Cyclic(2), lambda m, x: x**2, inputs=inputs, **plane)
     found = constraint.residual(None, batch(x), key=KEY)
     np.testing.assert_allclose(found[:, 0], 2 * x**2, rtol=1e-6)
 
@@ -427,6 +427,7 @@ def test_errors_when_built(build, message):
             np.zeros((2, 4, 4, 1)),
             "each of the 8 inputs",
         ),
+        (Equivariance(Cyclic(4), lambda m, x: {"a": x}), np.zeros((1, 4, 4)), "must return an array"),
         (Equivariance(Cyclic(4), inputs="imag"), {"image": 0, "label": 1}, "Did you mean 'image'"),
         (Equivariance(Cyclic(4)), (0, 1), "tuple with `inputs` a position"),
         (Equivariance(Cyclic(4), inputs=2), (0, 1), "tuple with `inputs` a position"),
