@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import constrainx as cx
 from benchmarks.report import Goal, Report, Table
 
-START = (-1.6, 1.4)
+START = (2.1, -0.7)
 RATE = 0.03
 # (method, weight): a penalty needs tuning, and so does a Lagrangian; the null space does not.
 METHODS: dict[str, tuple[Any, float]] = {
