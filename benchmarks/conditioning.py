@@ -20,6 +20,7 @@ import constrainx as cx
 from benchmarks.report import Report, Table, figure
 
 COLUMNS = 50
+CONDITION = 1e7
 
 
 class Problem(NamedTuple):
@@ -41,33 +42,33 @@ def run(*, quick: bool) -> Report:
     """Runs all solvers on the paper's problem, and on a row of better conditioned ones."""
     rows, sweep_rows = (500, 500) if quick else (100_000, 10_000)
     limits = [1, 50] if quick else [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
-    condition = 1e7
-    problem = _problem(rows, condition)
+    problem = _problem(rows, CONDITION)
     direct = {name: _accuracy(problem, name) for name in DIRECT}
     iterative = {name: [_accuracy(problem, name, limit) for limit in limits] for name in ITERATIVE}
 
     conditions = [10.0**k for k in ((1, 7) if quick else range(1, 8))]
     sweep_limits = [50] if quick else [100, 500, 2000]
+    by_condition = _by_condition(sweep_rows, conditions, sweep_limits)
     return Report(
         name="conditioning",
         setting=(
             f"A is random, {rows} × {COLUMNS}, float32, with singular values log-spaced from "
-            f"{1 / condition:.0e} to 1. b = A x* is computed in float64 for a standard normal x* "
+            f"{1 / CONDITION:.0e} to 1. b = A x* is computed in float64 for a standard normal x* "
             "and rounded to float32, so the system is consistent up to rounding, and the error in "
             "x is known. Tolerances are zero, but our LSMR, like SciPy's, still stops once the "
             "residual is at the precision of the arithmetic; lineax's goes on. 'CG' is "
             "constrainx.CG, the stable form known as CGLS, which never multiplies by AᵀA; 'CG on "
             "AᵀA' is jax.scipy.sparse.linalg.cg on the normal equations, which is what the paper "
-            "compares with. The paper's singular values go from 1 to 1e+07 instead, which is the "
+            f"compares with. The paper's singular values go from 1 to {CONDITION:.0e} instead, which is the "
             "same but for the range of float32: see the last table."
         ),
         tables=[
             _by_iterations("Relative error of x", limits, iterative, direct, "error"),
             _by_iterations("Relative residual", limits, iterative, direct, "residual"),
-            _by_condition(sweep_rows, conditions, sweep_limits),
-            _by_scale(sweep_rows, condition, sweep_limits[-1]),
+            by_condition,
+            _by_scale(sweep_rows, sweep_limits[-1]),
         ],
-        plots={"conditioning": _plot(limits, iterative, direct, condition)},
+        plots={"conditioning": _plot(limits, iterative, direct, by_condition)},
     )
 
 
@@ -168,15 +169,15 @@ def _by_condition(rows: int, conditions: Sequence[float], limits: Sequence[int])
     )
 
 
-def _by_scale(rows: int, condition: float, limit: int) -> Table:
+def _by_scale(rows: int, limit: int) -> Table:
     cells = []
-    for scale in (1.0, condition):
-        problem = _problem(rows, condition, scale)
+    for scale in (1.0, CONDITION):
+        problem = _problem(rows, CONDITION, scale)
         errors = [_accuracy(problem, name, limit).error for name in ITERATIVE]
         cells.append([scale, *errors, *_direct_errors(problem)])
     return Table(
         f"Relative error of x after {limit} iterations against the largest singular value, "
-        f"{rows} rows, condition number {condition:.0e}",
+        f"{rows} rows, condition number {CONDITION:.0e}",
         {"largest": ".0e"} | dict.fromkeys([*ITERATIVE, *DIRECT], ".1e"),
         cells,
     )
@@ -190,20 +191,24 @@ def _plot(
     limits: Sequence[int],
     iterative: dict[str, list[Accuracy]],
     direct: dict[str, Accuracy],
-    condition: float,
+    by_condition: Table,
 ) -> Figure:
-    plot, axes = figure(columns=2)
+    plot, axes = figure(columns=3)
     names = {"error": "‖x − x*‖ / ‖x*‖", "residual": "‖b − A x‖ / ‖b‖"}
-    for ax, (field, name) in zip(axes, names.items(), strict=True):
+    for ax, (field, name) in zip(axes, names.items(), strict=False):
         for solver, path in iterative.items():
             ax.loglog(limits, [getattr(at, field) for at in path], "o-", markersize=4, label=solver)
         for style, (solver, at) in zip((":", "--"), direct.items(), strict=True):
-            value = getattr(at, field)
-            if np.isfinite(value):
-                ax.axhline(value, color="black", linestyle=style, label=solver)
-            else:
-                ax.plot([], [], color="black", linestyle=style, label=f"{solver} (fails)")
-        ax.set(xlabel="iterations", ylabel=name)
+            if np.isfinite(getattr(at, field)):
+                ax.axhline(getattr(at, field), color="black", linestyle=style)
+        ax.set(xlabel="iterations", ylabel=name, title=f"condition number {CONDITION:.0e}")
+    conditions, *errors = zip(*by_condition.rows, strict=True)
+    for values in errors[: len(iterative)]:
+        axes[-1].loglog(conditions, values, "o-", markersize=4)
+    for style, solver, values in zip((":", "--"), direct, errors[len(iterative) :], strict=True):
+        axes[-1].loglog(conditions, values, style, color="black")
+        axes[0].plot([], [], style, color="black", label=solver)
+    axes[-1].set(xlabel="condition number", ylabel=names["error"], title="best of all iterations")
     axes[0].legend(fontsize=8)
-    plot.suptitle(f"Least squares in float32, condition number {condition:.0e}")
+    plot.suptitle("Least squares in float32")
     return plot

@@ -78,12 +78,16 @@ def _inertia(width: int, rounds: int) -> tuple[Table, list[Goal]]:
     x = jax.random.normal(jax.random.key(0), (BATCH, 20))
     batch = {"x": x}
 
-    def step(reduce: Any) -> tuple[Callable, Any]:
+    def step(reduce: Any, examples: int | None = None) -> tuple[Callable, Any]:
         model = MLP((20, width, width, width, 9), rngs=nnx.Rngs(0))
         optimizer = optax.adam(1e-3)
         if reduce is not None:
             constraint = cx.Equivariance(
-                o3_inertia.GROUP, input=o3_inertia.INPUT, output=o3_inertia.OUTPUT, reduce=reduce
+                o3_inertia.GROUP,
+                input=o3_inertia.INPUT,
+                output=o3_inertia.OUTPUT,
+                reduce=reduce,
+                examples=examples,
             )
             optimizer = optax.chain(cx.nullspace(constraint, model=model), optimizer)
         graph, state = nnx.split((model, nnx.Optimizer(model, optimizer, wrt=nnx.Param)))
@@ -101,6 +105,7 @@ def _inertia(width: int, rounds: int) -> tuple[Table, list[Goal]]:
     contestants = {
         "unconstrained": step(None),
         "9 rows, the signed mean": step("mean"),
+        "9 rows, of 32 examples": step("mean", 32),
         "1 row, rms": step("rms"),
         **{f"{rows} rows, norms": step(cx.Norm(groups=rows)) for rows in (16, 32, 64, 128)},
     }

@@ -148,6 +148,7 @@ def _count(parameters: PyTree, member: Member, batch: Any, key: Array, model: An
 def _jacobian(
     parameters: PyTree, member: Member, batch: Any, key: Array, model: Any
 ) -> RowJacobian:
+    batch = member.view(batch)
     if member.slices is None:
         return rows_of(lambda p: member.function(p, batch, key, model), parameters)
     pieces = cut(batch, key, member.slices(batch))

@@ -30,6 +30,7 @@ class Member:
         tolerance: the root mean square of its rows at which it counts as met.
         kind: whether rows must be zero or at most zero.
         slices: how many pieces of the batch have a row each, or None if rows share the batch.
+        examples: how many examples of the batch it looks at, or None for all.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Member:
     tolerance: float = 1e-3
     kind: Literal["equality", "inequality"] = "equality"
     slices: Callable[[PyTree], int] | None = None
+    examples: int | None = None
 
     def gamma_at(self, step: Array) -> Float[Array, ""]:
         """γ at a step."""
@@ -49,8 +51,13 @@ class Member:
         """Whether the constraint acts at a step."""
         return (step >= self.start) & ((step - self.start) % self.every == 0)
 
+    def view(self, batch: Any) -> Any:
+        """The part of a batch that the constraint looks at."""
+        return jax.tree.map(lambda leaf: leaf[: self.examples], batch) if self.examples else batch
+
     def rows(self, parameters: PyTree, batch: Any, key: Array, model: Any) -> Rows:
         """All rows."""
+        batch = self.view(batch)
         if self.slices is None:
             return self.function(parameters, batch, key, model)
         pieces = cut(batch, key, self.slices(batch))
@@ -181,6 +188,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         tolerance=constraint.tolerance,
         kind=constraint.kind,
         slices=reduction.slices if isinstance(reduction, Norm) else None,
+        examples=constraint.examples,
     )
 
 

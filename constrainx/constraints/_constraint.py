@@ -33,6 +33,8 @@ class Constraint:
             or an Optax schedule. One is a full Gauss-Newton step.
         wrt: an NNX filter; the parameters that the constraint may move.
         reduce: how residuals become rows: "none", "norm", "mean", "rms", `Norm` or `Sketch`.
+        examples: how many examples of the batch it looks at, the first so many; None for all. Its
+            cost is in proportion.
         start: the first step at which it acts.
         every: it acts at each such step only.
         tolerance: the violation at which it counts as met.
@@ -44,6 +46,7 @@ class Constraint:
     gamma: float | Callable[[Any], Any] = 0.1
     wrt: Any = nnx.Param
     reduce: str | Reduction = "none"
+    examples: int | None = None
     start: int = 0
     every: int = 1
     tolerance: float = 1e-3
@@ -57,6 +60,11 @@ class Constraint:
             raise ValueError(
                 f"`{owner}(gamma=...)` must be a number of at least 0 or an Optax schedule, got "
                 f"{self.gamma!r}."
+            )
+        if self.examples is not None and self.examples < 1:
+            raise ValueError(
+                f"`{owner}(examples=...)` must be at least 1, or None for the whole batch, got "
+                f"{self.examples!r}."
             )
         if self.start < 0 or self.every < 1:
             raise ValueError(

@@ -211,6 +211,21 @@ def test_start_every_gamma_and_named_slices():
     assert set(result.rows) == set(result.multipliers) == set(result.reports) == {"a", "b"}
 
 
+@pytest.mark.parametrize("reduce", ["none", cx.Norm(groups=2)], ids=str)
+def test_looks_at_some_examples_only(reduce):
+    model = Net(nnx.Rngs(0))
+    some = cx.compose(PeriodicIn2Pi(reduce=reduce, examples=4), model=model)
+    part = {"x": BATCH["x"][:4]}
+    all_of_part = cx.compose(PeriodicIn2Pi(reduce=reduce), model=model)
+    zero = jax.tree.map(jnp.zeros_like, parameters(model))
+    steps = [
+        cx.project(zero, composed, parameters(model), batch=batch, key=KEY)
+        for composed, batch in ((some, BATCH), (all_of_part, part))
+    ]
+    for mine, other in zip(jax.tree.leaves(steps[0]), jax.tree.leaves(steps[1]), strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
 def test_contradicting_constraints_are_named_and_the_step_is_finite():
     model = Net(nnx.Rngs(0))
 
@@ -252,6 +267,7 @@ def test_same_names_are_numbered():
         (lambda: PeriodicIn2Pi(reduce=3), TypeError, "reduce"),
         (lambda: PeriodicIn2Pi(gamma=-1.0), ValueError, r"PeriodicIn2Pi\(gamma=...\)"),
         (lambda: PeriodicIn2Pi(every=0), ValueError, "every"),
+        (lambda: PeriodicIn2Pi(examples=0), ValueError, "examples"),
         (lambda: PeriodicIn2Pi(tolerance=-1), ValueError, "tolerance"),
         (lambda: cx.Norm(groups=0), ValueError, "groups"),
         (lambda: cx.Sketch(rows=0), ValueError, "rows"),

@@ -1,0 +1,98 @@
+"""Rotations and reflections of a regular polygon."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from constrainx.constraints.groups._group import Element, Numbered, check_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Cyclic(Numbered):
+    """Rotations of the plane by multiples of 360°/n: the element k is k steps anticlockwise."""
+
+    n: int
+
+    dimension = 2
+    identity = 0
+
+    def __post_init__(self) -> None:
+        check_size(self.n, argument="Cyclic(n=...)")
+
+    @property
+    def order(self) -> int:
+        """The number of rotations, n."""
+        return self.n
+
+    @property
+    def generators(self) -> Int[np.ndarray, " some"]:
+        """One step."""
+        return np.arange(1, min(2, self.n))
+
+    def compose(self, g: Element, h: Element) -> Element:
+        """The sum modulo n."""
+        return (g + h) % self.n
+
+    def inverse(self, g: Element) -> Element:
+        """As many steps clockwise."""
+        return -g % self.n
+
+    def matrix(self, g: Element) -> Float[Array, "2 2"]:
+        """The rotation of (x, y) with x to the right and y upwards."""
+        return jnp.asarray(_rotations(self.n), dtype=float)[g]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dihedral(Numbered):
+    """Rotations by multiples of 360°/n and reflections: the 2n symmetries of a regular n-gon.
+
+    The element f n + k with k < n is rᵏ sᶠ: first the reflection s of left and right if f = 1, then
+    k steps r anticlockwise. So s r s = r⁻¹.
+    """
+
+    n: int
+
+    dimension = 2
+    identity = 0
+
+    def __post_init__(self) -> None:
+        check_size(self.n, argument="Dihedral(n=...)")
+
+    @property
+    def order(self) -> int:
+        """The number of rotations and reflections, 2n."""
+        return 2 * self.n
+
+    @property
+    def generators(self) -> Int[np.ndarray, " some"]:
+        """One step, and the reflection."""
+        return np.unique([1, self.n])
+
+    def compose(self, g: Element, h: Element) -> Element:
+        """The product rᵏ sᶠ rˡ sᵉ, which is rᵏ⁺ˡ sᵉ for f = 0 and rᵏ⁻ˡ s¹⁺ᵉ for f = 1."""
+        steps = (g + (1 - 2 * (g // self.n)) * h) % self.n
+        return (g // self.n + h // self.n) % 2 * self.n + steps
+
+    def inverse(self, g: Element) -> Element:
+        """As many steps clockwise; a reflection is its own inverse."""
+        flip = g // self.n
+        return flip * self.n + ((2 * flip - 1) * g) % self.n
+
+    def matrix(self, g: Element) -> Float[Array, "2 2"]:
+        """The orthogonal matrix on (x, y) with x to the right and y upwards."""
+        rotations = _rotations(self.n)
+        both = np.concatenate([rotations, rotations @ np.diag([-1.0, 1.0])])
+        return jnp.asarray(both, dtype=float)[g]
+
+
+@functools.cache
+def _rotations(n: int) -> Float[np.ndarray, "n 2 2"]:
+    angles = 2 * np.pi * np.arange(n) / n
+    cos, sin = np.cos(angles), np.sin(angles)
+    # Rounded, so that quarter turns are exact.
+    return np.round(np.moveaxis(np.array([[cos, -sin], [sin, cos]]), -1, 0), 15)
