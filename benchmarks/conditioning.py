@@ -59,8 +59,8 @@ def run(*, quick: bool) -> Report:
             "residual is at the precision of the arithmetic; lineax's goes on. 'CG' is "
             "constrainx.CG, the stable form known as CGLS, which never multiplies by AᵀA; 'CG on "
             "AᵀA' is jax.scipy.sparse.linalg.cg on the normal equations, which is what the paper "
-            f"compares with. The paper's singular values go from 1 to {CONDITION:.0e} instead, which is the "
-            "same but for the range of float32: see the last table."
+            f"compares with. The paper's singular values go from 1 to {CONDITION:.0e} instead, "
+            "which is the same but for the range of float32: see the last table."
         ),
         tables=[
             _by_iterations("Relative error of x", limits, iterative, direct, "error"),
@@ -198,7 +198,7 @@ def _plot(
     for ax, (field, name) in zip(axes, names.items(), strict=False):
         for solver, path in iterative.items():
             ax.loglog(limits, [getattr(at, field) for at in path], "o-", markersize=4, label=solver)
-        for style, (solver, at) in zip((":", "--"), direct.items(), strict=True):
+        for style, at in zip((":", "--"), direct.values(), strict=True):
             if np.isfinite(getattr(at, field)):
                 ax.axhline(getattr(at, field), color="black", linestyle=style)
         ax.set(xlabel="iterations", ylabel=name, title=f"condition number {CONDITION:.0e}")
