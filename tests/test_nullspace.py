@@ -37,8 +37,11 @@ def loss(params):
     return sum(jnp.sum(jnp.cos(leaf) + leaf**2) for leaf in params.values())
 
 
-@pytest.mark.parametrize("metric", ["identity", "optimizer"])
-@pytest.mark.parametrize("solver", ["auto", cx.LSMR(rtol=1e-7)], ids=["gram", "lsmr"])
+@pytest.mark.parametrize(
+    ("metric", "solver"),
+    [("identity", "auto"), ("optimizer", "auto"), ("optimizer", cx.LSMR(rtol=1e-7))],
+    ids=["gram", "gram-metric", "lsmr-metric"],
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_after_any_optimizer_the_step_obeys(name, solver, metric):
     optimizer = cx.constrain(OPTIMIZERS[name], curved, gamma=0.3, solver=solver, metric=metric)

@@ -90,7 +90,7 @@ def test_mixed_second_derivatives(x64, name, damping, mode):
 
 
 @pytest.mark.parametrize("case", [c for c in dense.CASES if c.full_rank], ids=str)
-@pytest.mark.parametrize("damping", ["undamped", "damped", "traced", "traced-zero"])
+@pytest.mark.parametrize("damping", ["undamped", "traced"])
 def test_a_rank_promise_changes_nothing_but_the_cost(x64, case, damping):
     ours, reference = scalar_problem(case, *DAMPINGS[damping], full_rank=True)
     expected = dense.derivative(reference, 0.2)
@@ -98,7 +98,7 @@ def test_a_rank_promise_changes_nothing_but_the_cost(x64, case, damping):
 
 
 @pytest.mark.parametrize("solver", [cx.CG(rtol=1e-13), cx.Cholesky(), cx.QR()], ids=str)
-@pytest.mark.parametrize("case", [c for c in dense.CASES if c.full_rank], ids=str)
+@pytest.mark.parametrize("case", [dense.CASES[0], dense.CASES[2]], ids=str)
 @pytest.mark.parametrize("damping", ["undamped", "traced"])
 def test_every_solver_has_the_same_derivatives(x64, solver, case, damping):
     ours, reference = scalar_problem(case, *DAMPINGS[damping], solver=solver, full_rank=True)
