@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Int
 
 from constrainx.linalg import _vector
 from constrainx.linalg._info import Info, Reason
+from constrainx.linalg._line import solve_on_a_line
 from constrainx.linalg._operator import LinearOperator
 from constrainx.linalg._problem import LeastSquares
 from constrainx.linalg._validate import check_at_least, check_iterations
@@ -43,6 +44,8 @@ class LSMR:
 
     def solve(self, problem: LeastSquares) -> tuple[Vector, Info]:
         """Solves the problem, see `lstsq`."""
+        if min(problem.operator.shape) == 1:
+            return solve_on_a_line(problem)
         scaled, first, unscale = _start(problem)
         limit = self.max_iterations
         if limit is None:
@@ -58,10 +61,10 @@ class LSMR:
         s = state
         u = _vector.axpy(-s.alpha, s.u, problem.operator.matvec(s.v))
         beta = _vector.norm(u)
-        u = _vector.scale(_reciprocal(beta), u)
+        u = _vector.scale(_vector.reciprocal(beta), u)
         v = _vector.axpy(-beta, s.v, problem.operator.rmatvec(u))
         alpha = _vector.norm(v)
-        v = _vector.scale(_reciprocal(alpha), v)
+        v = _vector.scale(_vector.reciprocal(alpha), v)
 
         c_hat, s_hat, alpha_hat = _rotation(s.alpha_bar, problem.damp)
         c, sn, rho = _rotation(alpha_hat, beta)
@@ -182,13 +185,13 @@ def _start(
     b_scale = _power_of_two(_vector.largest(problem.b))
     b = _vector.scale(b_scale, problem.b)
     beta = _vector.norm(b)
-    u = _vector.scale(_reciprocal(beta), b)
+    u = _vector.scale(_vector.reciprocal(beta), b)
 
     v = operator.rmatvec(u)
     scale = _power_of_two(jnp.maximum(_vector.largest(v), damp))
     v = _vector.scale(scale, v)
     alpha = _vector.norm(v)
-    v = _vector.scale(_reciprocal(alpha), v)
+    v = _vector.scale(_vector.reciprocal(alpha), v)
 
     scaled = LeastSquares(
         operator=LinearOperator(
@@ -239,10 +242,6 @@ def _rotation(a: Scalar, b: Scalar) -> tuple[Scalar, Scalar, Scalar]:
 
 def _divide(a: Scalar, b: Scalar, otherwise: float = 0.0) -> Scalar:
     return jnp.where(b == 0, otherwise, a / jnp.where(b == 0, 1, b))
-
-
-def _reciprocal(a: Scalar) -> Scalar:
-    return _divide(jnp.ones_like(a), a)
 
 
 def _power_of_two(a: Scalar) -> Scalar:

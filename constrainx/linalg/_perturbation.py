@@ -85,7 +85,7 @@ def _damped_tall(
     if d_damp is not None:
         q = _vector.axpy(-2 * damp * d_damp, at.x, q)
     s, _ = solve(spec.T, at.constants, q, damp)
-    t = _vector.scale(_reciprocal(damp), _vector.subtract(q, operator.rmatvec(s)))
+    t = _vector.scale(_vector.reciprocal(damp), _vector.subtract(q, operator.rmatvec(s)))
     rhs = _vector.add(rhs, s)
     if spec.damping == "nonzero" or spec.full_rank:
         return solve(spec.augmented, [*at.constants, damp], (rhs, t))[0]
@@ -124,15 +124,10 @@ def _damped_wide(
         q = d_operator.rmatvec(outside)
         s, _ = solve(spec.T, at.constants, q, damp)
         gap = _vector.subtract(q, operator.rmatvec(s))
-        v = _vector.axpy(jnp.square(_reciprocal(damp)), gap, v)
+        v = _vector.axpy(jnp.square(_vector.reciprocal(damp)), gap, v)
         rhs = _vector.add(rhs, s)
     dx, _ = solve(spec, at.constants, _vector.subtract(rhs, operator.matvec(v)), damp)
     return _vector.add(dx, v)
-
-
-def _reciprocal(damp: Scalar) -> Scalar:
-    """1/λ, or zero for zero."""
-    return jnp.where(damp == 0, 0, 1 / jnp.where(damp == 0, 1, damp))
 
 
 def _operator_tangent(at: Solved, tangents: dict[int, Array]) -> LinearOperator:

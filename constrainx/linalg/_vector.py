@@ -93,6 +93,11 @@ def axpy(factor: Scalar | float, left: Vector, right: Vector) -> Vector:
     return jax.tree.map(lambda a, b: _like(factor, b) * a + b, left, right)
 
 
+def reciprocal(value: Scalar) -> Scalar:
+    """1 / value, or zero for zero."""
+    return jnp.where(value == 0, 0, 1 / jnp.where(value == 0, 1, value))
+
+
 def cast(vector: Vector, like: PyTree) -> Vector:
     """The vector with the dtypes of ``like``."""
     return jax.tree.map(lambda leaf, target: leaf.astype(target.dtype), vector, like)

@@ -45,6 +45,13 @@ def test_overflow_ends_the_loop_and_keeps_the_last_finite_iterate():
     assert bool(jnp.all(jnp.isfinite(x)))
 
 
+def test_cg_reports_an_overflow_of_its_squares():
+    scaled = np.diag(np.geomspace(1e17, 1e20, 6)).astype(np.float32)
+    _, info = cx.lstsq(lambda v: scaled @ v, jnp.ones(6), like=jnp.zeros(6), solver=cx.CG())
+    assert not info.converged
+    assert info.reason == cx.Reason.NOT_FINITE
+
+
 @pytest.mark.parametrize(
     "function",
     [

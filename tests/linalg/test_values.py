@@ -141,6 +141,21 @@ def test_scale_does_not_matter(scale):
         np.testing.assert_allclose(x / np.float32(scaled_x), reference, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(1, 5), (5, 1), (1, 1)])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("damp", [0.0, 0.5])
+def test_one_row_or_column_at_any_scale(shape, scale, damp):
+    rng = np.random.default_rng(0)
+    A, b = rng.normal(size=shape), rng.normal(size=shape[0])
+    expected = dense.solve(A, b, damp)
+    x, info = solve(
+        (scale * A).astype(np.float32), b.astype(np.float32), damp=float(np.float32(scale * damp))
+    )
+    assert info.converged
+    assert info.iterations == 1
+    np.testing.assert_allclose(x * np.float32(scale), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("case", dense.CASES, ids=str)
 @pytest.mark.parametrize("damp", [0.0, 0.3])
 def test_info_reports_the_norms_of_the_solution(x64, case, damp):
