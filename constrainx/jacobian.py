@@ -70,12 +70,6 @@ class RowJacobian:
             return _total(map(_gram, self.blocks))
         return _total(map(_weighted_gram, self.blocks, self.tree.flatten_up_to(metric)))
 
-    def scaled(self, factors: Float[Array, " rows"]) -> RowJacobian:
-        """The rows times a factor each, the values included."""
-        return RowJacobian(
-            self.values * factors, tuple(_scaled(b, factors) for b in self.blocks), self.tree
-        )
-
 
 def stacked(parts: Sequence[RowJacobian]) -> RowJacobian:
     """The rows of several Jacobians with respect to the same parameters, one below the other."""
@@ -287,15 +281,6 @@ def _gram(block: Block) -> Float[Array, "rows rows"]:
 def _weighted_gram(block: Block, metric: Array) -> Float[Array, "rows rows"]:
     gradients = _materialised(block)
     return _einsum("k...,l...->kl", gradients * metric, gradients)
-
-
-def _scaled(block: Block, factors: Float[Array, " rows"]) -> Block:
-    def times(array: Array) -> Array:
-        return array * factors.reshape(-1, *(1,) * (array.ndim - 1)).astype(array.dtype)
-
-    if isinstance(block, Stored):
-        return Stored(times(block.gradients))
-    return Factored(block.activations, times(block.signals))
 
 
 def _stacked_blocks(*blocks: Block) -> Block:

@@ -31,8 +31,8 @@ def attach(module: Model, *constraints: Constraint) -> Model:
     >>> from flax import nnx
     >>> model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     >>> model = cx.attach(model, cx.UnitNorm(of=lambda m: m.kernel[...], gamma=1.0))
-    >>> [found.constraint.label for found in cx.constraints_of(model)]
-    ['unit-norm']
+    >>> print(*(found.constraint.label for found in cx.constraints_of(model)))
+    unit-norm
     """
     if not isinstance(module, nnx.Module):
         raise TypeError(

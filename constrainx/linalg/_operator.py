@@ -30,14 +30,6 @@ class LinearOperator:
     columns: PyTree[jax.ShapeDtypeStruct]
     rows: PyTree[jax.ShapeDtypeStruct]
 
-    @classmethod
-    def of(cls, matvec: Callable[[Vector], Vector], columns: PyTree) -> LinearOperator:
-        """Makes the operator from ``matvec`` alone; JAX writes the transpose."""
-        columns = structure(columns)
-        rows = structure(jax.eval_shape(matvec, columns))
-        transpose = jax.linear_transpose(matvec, columns)
-        return cls(matvec, lambda u: transpose(u)[0], columns, rows)
-
     @property
     def T(self) -> LinearOperator:
         """The transpose, Aᵀ."""
@@ -47,15 +39,6 @@ class LinearOperator:
     def shape(self) -> tuple[int, int]:
         """The numbers of rows and columns, as if A were a matrix."""
         return _vector.size(self.rows), _vector.size(self.columns)
-
-    def augmented(self, damp: _vector.Scalar) -> LinearOperator:
-        """[A; damp·I]: its least-squares problem without damping is A's with damping."""
-        return LinearOperator(
-            lambda v: (self.matvec(v), _vector.scale(damp, v)),
-            lambda u: _vector.axpy(damp, u[1], self.rmatvec(u[0])),
-            self.columns,
-            (self.rows, self.columns),
-        )
 
 
 def structure(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
