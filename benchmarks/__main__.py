@@ -6,11 +6,12 @@ import argparse
 import difflib
 import pathlib
 
-from benchmarks import adjoint, conditioning, report, solve, step, toy
+from benchmarks import adjoint, conditioning, crossover, report, solve, step, toy
 
 BENCHMARKS = {
     "adjoint": adjoint.run,
     "conditioning": conditioning.run,
+    "crossover": crossover.run,
     "solve": solve.run,
     "step": step.run,
     "toy": toy.run,
@@ -29,10 +30,12 @@ def main(arguments: list[str] | None = None) -> None:
 def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measures constrainx.linalg against matfree, lineax and unrolled loops.",
+        description="Measures constrainx against its peers, and against doing without.",
         epilog="adjoint: time and memory of value and gradient. conditioning: accuracy against "
         "iterations, and against the condition number. solve: time of one solve on 50 million "
-        "parameters, and what LSMR adds to its products with A.",
+        "parameters, and what LSMR adds to its products with A. crossover: Gram matrix against "
+        "iterations for growing numbers of rows. step: what constraints add to a training step. "
+        "toy: where penalty, Lagrangian and null space end, drawn.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{_listed()}; all if left out")
     parser.add_argument(
