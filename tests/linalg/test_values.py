@@ -176,7 +176,7 @@ def test_condition_estimate_is_of_the_right_order(x64):
     assert 50 <= info.condition <= 1000
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 8),
     columns=st.integers(1, 8),
