@@ -21,30 +21,30 @@ def solve_on_a_line(problem: LeastSquares) -> tuple[Vector, Info]:
     dtype = _vector.scalar_dtype(operator.rows, operator.columns)
     damp = jnp.abs(problem.damp.astype(dtype))
     b_norm = _vector.safe_norm(b)
-    if operator.shape[0] == 1:
-        beta, outside = b_norm, jnp.zeros((), dtype)
-        image = operator.rmatvec(_vector.scale(_vector.reciprocal(beta), b))
-        alpha = _robust_norm(image)
-        direction = _vector.scale(_vector.reciprocal(alpha), image)
+    row = operator.shape[0] == 1
+    if row:
+        image = operator.rmatvec(_vector.scale(_vector.reciprocal(b_norm), b))
     else:
         unit = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), operator.columns)
         image = operator.matvec(unit)
-        alpha = _robust_norm(image)
-        normal = _vector.scale(_vector.reciprocal(alpha), image)
-        beta = _vector.dot(normal, b)
-        direction = unit
-        outside = _robust_norm(_vector.axpy(-beta, normal, b))
 
-    # α / (α² + λ²), arranged so that squares neither overflow nor vanish.
-    larger = jnp.maximum(alpha, damp)
-    ratio = jnp.square(alpha * _vector.reciprocal(larger)) + jnp.square(
-        damp * _vector.reciprocal(larger)
-    )
-    inverse = (
-        alpha * _vector.reciprocal(larger) * _vector.reciprocal(larger) * _vector.reciprocal(ratio)
-    )
-    length = beta * inverse
-    x = _vector.scale(length, direction)
+    # By powers of two, so that squares neither overflow nor vanish.
+    alpha = _robust_norm(image)
+    scale = _vector.power_of_two(jnp.maximum(alpha, damp))
+    image = _vector.scale(scale, image)
+    # The barrier keeps XLA from multiplying α² by the square of the scale instead.
+    length_of_row, scaled_damp = jax.lax.optimization_barrier((alpha * scale, damp * scale))
+    squares = jnp.square(length_of_row) + jnp.square(scaled_damp)
+    inverse = scale * _vector.reciprocal(squares)
+    if row:
+        beta, outside = b_norm, jnp.zeros((), dtype)
+        x = _vector.scale(beta * inverse, image)
+    else:
+        beta = _vector.dot(image, b) * _vector.reciprocal(length_of_row)
+        x = _vector.scale(_vector.dot(image, b) * inverse, unit)
+        normal = _vector.scale(beta * _vector.reciprocal(length_of_row), image)
+        outside = _robust_norm(_vector.subtract(b, normal))
+    length = beta * (length_of_row) * inverse
 
     finite = jnp.isfinite(alpha) & jnp.isfinite(b_norm) & jnp.isfinite(damp) & jnp.isfinite(length)
     trivial = (alpha == 0) | (beta == 0)

@@ -182,13 +182,13 @@ def _start(
     dtype = _vector.scalar_dtype(operator.rows, operator.columns)
     damp = jnp.abs(problem.damp.astype(dtype))
 
-    b_scale = _power_of_two(_vector.largest(problem.b))
+    b_scale = _vector.power_of_two(_vector.largest(problem.b))
     b = _vector.scale(b_scale, problem.b)
     beta = _vector.norm(b)
     u = _vector.scale(_vector.reciprocal(beta), b)
 
     v = operator.rmatvec(u)
-    scale = _power_of_two(jnp.maximum(_vector.largest(v), damp))
+    scale = _vector.power_of_two(jnp.maximum(_vector.largest(v), damp))
     v = _vector.scale(scale, v)
     alpha = _vector.norm(v)
     v = _vector.scale(_vector.reciprocal(alpha), v)
@@ -242,10 +242,3 @@ def _rotation(a: Scalar, b: Scalar) -> tuple[Scalar, Scalar, Scalar]:
 
 def _divide(a: Scalar, b: Scalar, otherwise: float = 0.0) -> Scalar:
     return jnp.where(b == 0, otherwise, a / jnp.where(b == 0, 1, b))
-
-
-def _power_of_two(a: Scalar) -> Scalar:
-    """2ᵏ with 2ᵏ|a| in [½, 1); one for zero and for what is not finite."""
-    exponent = jnp.frexp(jnp.where(jnp.isfinite(a) & (a != 0), a, 0.5))[1]
-    limits = jnp.finfo(a.dtype)
-    return jnp.ldexp(jnp.ones_like(a), -jnp.clip(exponent, limits.minexp + 2, limits.maxexp - 2))

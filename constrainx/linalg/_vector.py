@@ -98,6 +98,15 @@ def reciprocal(value: Scalar) -> Scalar:
     return jnp.where(value == 0, 0, 1 / jnp.where(value == 0, 1, value))
 
 
+def power_of_two(value: Scalar) -> Scalar:
+    """2ᵏ with 2ᵏ|value| in [½, 1); one for zero and for what is not finite."""
+    exponent = jnp.frexp(jnp.where(jnp.isfinite(value) & (value != 0), value, 0.5))[1]
+    limits = jnp.finfo(value.dtype)
+    return jnp.ldexp(
+        jnp.ones_like(value), -jnp.clip(exponent, limits.minexp + 2, limits.maxexp - 2)
+    )
+
+
 def cast(vector: Vector, like: PyTree) -> Vector:
     """The vector with the dtypes of ``like``."""
     return jax.tree.map(lambda leaf, target: leaf.astype(target.dtype), vector, like)
