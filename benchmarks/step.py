@@ -24,17 +24,15 @@ def run(*, quick: bool) -> Report:
     rounds = 3 if quick else 15
     scalar, scalar_goal = _scalar((20, 25) if quick else (2000, 2500), rounds)
     rows, rows_goals = _inertia(16 if quick else 384, rounds)
-    images, images_goal = _images(8 if quick else BATCH, rounds)
     return Report(
         name="step",
         setting=(
             "float32. Scalar: Adam's update and its application on ten leaves, against the same "
             "with `cx.constrain` and one row. Inertia: a whole training step of the recipe's "
-            "network, batch 128. Images: the features of a small LeNet, all images with three "
-            "rotations, projected by the Gram matrix of 16 rows or one row, and by LSMR to 1e-6."
+            "network, batch 128."
         ),
-        tables=[scalar, rows, images],
-        goals=[scalar_goal, *rows_goals, images_goal],
+        tables=[scalar, rows],
+        goals=[scalar_goal, *rows_goals],
     )
 
 
@@ -126,59 +124,3 @@ def _inertia(width: int, rounds: int) -> tuple[Table, list[Goal]]:
         Goal("64 rows cost at most 6 plain steps", f"{many:.2f}", many <= 6.0),
         Goal("8 times the rows cost far less than 8 times", f"{growth:.2f} times", growth <= 3.0),
     ]
-
-
-class Features(nnx.Module):
-    """The convolutions of a small LeNet."""
-
-    def __init__(self, rngs: nnx.Rngs):
-        self.first = nnx.Conv(1, 8, (5, 5), rngs=rngs)
-        self.second = nnx.Conv(8, 16, (5, 5), rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Feature maps of a quarter of the size."""
-        x = nnx.avg_pool(nnx.relu(self.first(x)), (2, 2), strides=(2, 2))
-        return nnx.avg_pool(nnx.relu(self.second(x)), (2, 2), strides=(2, 2))
-
-
-def _images(images: int, rounds: int) -> tuple[Table, Goal]:
-    batch = {"x": jax.random.uniform(jax.random.key(0), (images, 28, 28, 1))}
-    choices = {
-        "LSMR to 1e-6": (cx.Norm(groups=8 if images < 16 else 16), cx.LSMR(rtol=1e-6)),
-        "LSMR, inexact": (cx.Norm(groups=8 if images < 16 else 16), cx.LSMR(rtol=1e-3)),
-        "Gram matrix": (cx.Norm(groups=8 if images < 16 else 16), "auto"),
-        "one row": ("rms", "auto"),
-    }
-
-    def projected(reduce: Any, solver: Any) -> tuple[Callable, Any]:
-        model = Features(nnx.Rngs(0))
-        constraint = cx.Equivariance(cx.groups.Cyclic(4), reduce=reduce, gamma=1.0)
-        optimizer = cx.constrain(optax.sgd(0.0), constraint, model=model, solver=solver)
-        params = nnx.state(model, nnx.Param)
-        zero = jax.tree.map(jnp.zeros_like, params)
-
-        def step(params: Any) -> Any:
-            updates, state = optimizer.update(zero, optimizer.init(params), params, batch=batch)
-            moved = optax.apply_updates(params, updates)
-            return moved, next(iter(cx.reports(state).values())).violation
-
-        return compiled(step, params), params
-
-    contestants = {name: projected(*choice) for name, choice in choices.items()}
-    calls = {name: lambda f=f, p=p: f(p) for name, (f, p) in contestants.items()}
-    seconds = best_times(calls, rounds=max(2, rounds // 5))
-    violations = {}
-    for name, (function, params) in contestants.items():
-        for _ in range(12):
-            params, violation = function(params)
-        violations[name] = float(violation)
-    slowest = seconds["LSMR to 1e-6"]
-    table = Table(
-        f"C4 equivariance of convolutions, {images} images × 3 rotations",
-        {"solver": "", "ms a step": ".1f", "faster": ".2f", "violation after 12 steps": ".1e"},
-        [(n, 1e3 * time, slowest / time, violations[n]) for n, time in seconds.items()],
-    )
-    ratio = slowest / seconds["Gram matrix"]
-    return table, Goal(
-        "at least 5 times faster a step than LSMR to 1e-6", f"{ratio:.1f} times", ratio >= 5.0
-    )

@@ -30,7 +30,9 @@ SolverChoice: TypeAlias = Literal["auto", "gram"] | Solver
 
 # Measured by `python -m benchmarks crossover`: below, a backward pass for each row in one batch is
 # faster than the iterations of LSMR; and gradients of all rows should fit beside the model.
-ROWS_WITH_STORED_GRADIENTS = 64
+ROWS_WITH_STORED_GRADIENTS = 8
+# Only the Gram matrix gives the exact active set of inequalities, which is worth more.
+ROWS_WITH_INEQUALITIES = 64
 BYTES_OF_STORED_GRADIENTS = 2**31
 # In training, a step need not be more exact than the linearisation it is based on.
 INEXACT = LSMR(rtol=1e-3)
@@ -169,7 +171,9 @@ def _pick(
         raise ValueError(f'`solver` must be "auto", "gram" or a solver, got {solver!r}.')
     shared = sum(n for m, n in zip(constraints, counts, strict=True) if m.slices is None)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parameters))
-    few = shared <= ROWS_WITH_STORED_GRADIENTS and shared * size <= BYTES_OF_STORED_GRADIENTS
+    exact = any(member.kind == "inequality" for member in constraints)
+    most = ROWS_WITH_INEQUALITIES if exact else ROWS_WITH_STORED_GRADIENTS
+    few = shared <= most and shared * size <= BYTES_OF_STORED_GRADIENTS
     pick: Literal["gram", "iterative"] = "gram" if solver == "gram" or few else "iterative"
     form = "closed form" if sum(counts) == 1 else "Gram matrix"
     log.info(
