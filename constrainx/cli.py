@@ -28,7 +28,7 @@ def quickstart(epochs: int = 100, out: pathlib.Path = pathlib.Path("results/quic
     """Trains a network on the moment of inertia, with and without the O(3) constraint.
 
     Args:
-        epochs: passes over the training data; 100 take about two minutes on two cores.
+        epochs: passes over the training data; 100 took 3:11 on two busy cores.
         out: where the plot and the figures go.
     """
     from constrainx.quickstart import run
