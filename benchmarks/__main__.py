@@ -6,12 +6,13 @@ import argparse
 import difflib
 import pathlib
 
-from benchmarks import adjoint, conditioning, crossover, report, solve, step, toy
+from benchmarks import adjoint, conditioning, crossover, lenet, report, solve, step, toy
 
 BENCHMARKS = {
     "adjoint": adjoint.run,
     "conditioning": conditioning.run,
     "crossover": crossover.run,
+    "lenet": lenet.run,
     "solve": solve.run,
     "step": step.run,
     "toy": toy.run,
@@ -34,7 +35,8 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         epilog="adjoint: time and memory of value and gradient. conditioning: accuracy against "
         "iterations, and against the condition number. solve: time of one solve on 50 million "
         "parameters, and what LSMR adds to its products with A. crossover: Gram matrix against "
-        "iterations for growing numbers of rows. step: what constraints add to a training step. "
+        "iterations for growing numbers of rows. lenet: a row an image through convolutions. "
+        "step: what constraints add to a training step. "
         "toy: where penalty, Lagrangian and null space end, drawn.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{_listed()}; all if left out")

@@ -7,8 +7,9 @@ of the slice, ∇W cᵢ = Σₜ aₜ δₜᵀ with δ = ∂c/∂z, so that with 
     ⟨∇cᵢ, ∇cⱼ⟩ = Σₜₛ (aₜ·aₛ)(δₜ·δₛ),    ⟨∇cᵢ, U⟩ = Σₜ aₜᵀU δₜ,    Σᵢ λᵢ∇cᵢ = Σᵢₜ λᵢ aₜ δₜᵀ,
 
 none of which needs a gradient the size of W for each row (Novak, Sohl-Dickstein and Schoenholz,
-"Fast finite width neural tangent kernel", 2022). Where that is not possible, or not worth it, the
-rows' gradients are stored.
+"Fast finite width neural tangent kernel", 2022). A convolution is a dense layer on patches, with a
+token for each position; its kernel is small, so the sums are carried out. Where neither is
+possible, or not worth it, the rows' gradients are stored as JAX has them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from constrainx.linalg._vector import Vector
+from constrainx.patches import kernel_gradient
 
 Slice: TypeAlias = Any
 
@@ -104,8 +106,13 @@ def rows_of_slices(
     leaves, tree = jax.tree.flatten(parameters)
     closed = jax.make_jaxpr(lambda p, s: function(jax.tree.unflatten(tree, p), s))(leaves, one)
     rows = jax.tree.leaves(slices)[0].shape[0]
+    equations = closed.jaxpr.eqns
     taps = _find_taps(closed.jaxpr, closed.jaxpr.invars[: len(leaves)])
-    taps = {index: found for index, found in taps.items() if _worth_it(found, leaves[index], rows)}
+    taps = {
+        index: found
+        for index, found in taps.items()
+        if _is_convolution(equations[found[0].equation]) or _worth_it(found, leaves[index], rows)
+    }
     tapped = [tap for found in taps.values() for tap in found]
     plain = [leaf for index, leaf in enumerate(leaves) if index not in taps]
 
@@ -126,23 +133,50 @@ def rows_of_slices(
     (values, activations), (gradients, signals) = jax.vmap(pull, in_axes=(None, None, 0))(
         plain, zeros, slices
     )
-    factors = {
-        tap.equation: (_tokens(a), _tokens(s))
-        for tap, a, s in zip(tapped, activations, signals, strict=True)
-    }
+    factors = {tap.equation: (a, s) for tap, a, s in zip(tapped, activations, signals, strict=True)}
     rest = iter(gradients)
-    blocks: list[Block] = []
-    for index in range(len(leaves)):
-        if index in taps:
-            pairs = [factors[tap.equation] for tap in taps[index]]
-            blocks.append(Factored(*(jnp.concatenate(side, axis=1) for side in zip(*pairs))))  # noqa: B905
-        else:
-            blocks.append(Stored(next(rest)))
+    blocks = [
+        _tapped_block([(equations[tap.equation], *factors[tap.equation]) for tap in taps[index]])
+        if index in taps
+        else Stored(next(rest))
+        for index in range(len(leaves))
+    ]
     return RowJacobian(values, tuple(blocks), tree)
 
 
+def _tapped_block(layers: Sequence[tuple[jex.JaxprEqn, Array, Array]]) -> Block:
+    """One kernel's block from the layers that use it: equation, activations, signals."""
+    equations, activations, signals = zip(*layers, strict=True)
+    if _is_convolution(equations[0]):
+        return Stored(_total(map(_kernel_gradients, equations, activations, signals)))
+    return Factored(
+        jnp.concatenate([_tokens(a) for a in activations], axis=1),
+        jnp.concatenate([_tokens(s) for s in signals], axis=1),
+    )
+
+
+def _kernel_gradients(
+    equation: jex.JaxprEqn, activations: Array, signals: Array
+) -> Float[Array, "rows ..."]:
+    kernel: Any = equation.invars[1].aval
+    parameters = equation.params
+
+    def one_row(activation: Array, signal: Array) -> Array:
+        return kernel_gradient(
+            activation,
+            signal,
+            kernel=kernel.shape,
+            strides=parameters["window_strides"],
+            padding=parameters["padding"],
+            dilation=parameters["rhs_dilation"],
+            layout=parameters["dimension_numbers"],
+        )
+
+    return jax.vmap(one_row)(activations, signals)
+
+
 class _Tap(NamedTuple):
-    """A dense layer found in the jaxpr: the index of its equation, and its output."""
+    """A layer found in the jaxpr: the index of its equation, and its output."""
 
     equation: int
     shape: tuple[int, ...]
@@ -150,7 +184,7 @@ class _Tap(NamedTuple):
 
 
 def _find_taps(jaxpr: jex.Jaxpr, parameters: Sequence[Any]) -> dict[int, list[_Tap]]:
-    """The dense layers of each parameter that is their kernel and nothing else."""
+    """The dense layers or convolutions of each parameter that is their kernel and nothing else."""
     alias = {var: index for index, var in enumerate(parameters)}
     found: dict[int, list[_Tap]] = {index: [] for index in range(len(parameters))}
     spoilt: set[int] = set()
@@ -161,7 +195,7 @@ def _find_taps(jaxpr: jex.Jaxpr, parameters: Sequence[Any]) -> dict[int, list[_T
             continue
         if equation.primitive.name == "convert_element_type":
             alias[equation.outvars[0]] = indices.pop()
-        elif _is_dense(equation) and alias.get(equation.invars[0]) is None:
+        elif _is_layer(equation) and alias.get(equation.invars[0]) is None:
             output: Any = equation.outvars[0].aval
             found[indices.pop()].append(_Tap(number, output.shape, output.dtype))
         else:
@@ -170,7 +204,10 @@ def _find_taps(jaxpr: jex.Jaxpr, parameters: Sequence[Any]) -> dict[int, list[_T
     return {index: taps for index, taps in found.items() if taps and index not in spoilt}
 
 
-def _is_dense(equation: jex.JaxprEqn) -> bool:
+def _is_layer(equation: jex.JaxprEqn) -> bool:
+    if _is_convolution(equation):
+        groups = equation.params["feature_group_count"], equation.params["batch_group_count"]
+        return groups == (1, 1) and set(equation.params["lhs_dilation"]) == {1}
     if equation.primitive.name != "dot_general":
         return False
     left: Any = equation.invars[0].aval
@@ -178,6 +215,10 @@ def _is_dense(equation: jex.JaxprEqn) -> bool:
     contract, batch = equation.params["dimension_numbers"]
     plain = contract == ((left.ndim - 1,), (0,)) and batch == ((), ())
     return plain and right.ndim == 2
+
+
+def _is_convolution(equation: jex.JaxprEqn) -> bool:
+    return equation.primitive.name == "conv_general_dilated"
 
 
 def _worth_it(taps: Sequence[_Tap], kernel: Array, rows: int) -> bool:
@@ -199,7 +240,7 @@ def _evaluate(
     inject: dict[int, Array],
     activations: dict[int, Array],
 ) -> list[Array]:
-    """Runs the jaxpr, adds what is injected to dense layers, and notes down their inputs."""
+    """Runs the jaxpr, adds what is injected to tapped layers, and notes down their inputs."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
 

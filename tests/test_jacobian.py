@@ -7,18 +7,22 @@ import pytest
 from flax import nnx
 from jax.flatten_util import ravel_pytree
 
-from constrainx import jacobian
+from constrainx import jacobian, patches
 from constrainx.models import MLP
 
 
 class Convolutional(nnx.Module):
     def __init__(self, rngs):
-        self.conv = nnx.Conv(1, 4, (3, 3), rngs=rngs)
+        self.conv = nnx.Conv(1, 4, (3, 2), rngs=rngs)
         self.norm = nnx.LayerNorm(4, rngs=rngs)
-        self.head = nnx.Linear(4 * 16, 8, rngs=rngs)
+        self.strided = nnx.Conv(
+            4, 3, (2, 2), strides=(2, 1), kernel_dilation=(1, 2), padding="VALID", rngs=rngs
+        )
+        self.head = nnx.Linear(3 * 2 * 2, 8, rngs=rngs)
 
     def __call__(self, x):
         x = self.norm(nnx.relu(self.conv(x.reshape(-1, 4, 4, 1))))
+        x = self.strided(x)
         return self.head(x.reshape(x.shape[0], -1))
 
 
@@ -90,3 +94,40 @@ def test_dense_layers_are_factored_where_it_pays():
     assert not any(isinstance(b, jacobian.Factored) for b in one_row.blocks)
     stored = [b.gradients.size for b in J.blocks if isinstance(b, jacobian.Stored)]
     assert max(stored) < 32 * 64 * 16
+
+
+def test_convolutions_are_products_with_patches():
+    graph, params = nnx.split(Convolutional(nnx.Rngs(0)))
+    slices = jnp.ones((8, 1, 16))
+
+    def rows(p):
+        return jacobian.rows_of_slices(lambda p, s: jnp.sum(nnx.merge(graph, p)(s)), p, slices)
+
+    # A grouped convolution is what JAX makes of a kernel's gradient for each row.
+    assert "feature_group_count=8" not in str(jax.make_jaxpr(rows)(params))
+    assert "batch_group_count=8" not in str(jax.make_jaxpr(rows)(params))
+
+
+@pytest.mark.parametrize("layout", [("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC")])
+def test_kernel_gradients_in_any_layout(layout):
+    rng = np.random.default_rng(0)
+    shapes = {
+        "NCHW": (2, 3, 7, 6),
+        "NHWC": (2, 7, 6, 3),
+        "OIHW": (4, 3, 2, 3),
+        "HWIO": (2, 3, 3, 4),
+    }
+    x, kernel = (jnp.asarray(rng.normal(size=shapes[name]), jnp.float32) for name in layout[:2])
+    geometry = {"strides": (2, 1), "padding": ((1, 2), (0, -1)), "dilation": (1, 2)}
+
+    def convolve(kernel):
+        return jax.lax.conv_general_dilated(
+            x, kernel, geometry["strides"], geometry["padding"],
+            rhs_dilation=geometry["dilation"], dimension_numbers=layout,
+        )  # fmt: skip
+
+    output, pullback = jax.vjp(convolve, kernel)
+    signals = jnp.asarray(rng.normal(size=output.shape), jnp.float32)
+    numbers = jax.lax.conv_dimension_numbers(x.shape, kernel.shape, layout)
+    found = patches.kernel_gradient(x, signals, kernel=kernel.shape, layout=numbers, **geometry)
+    np.testing.assert_allclose(found, pullback(signals)[0], rtol=1e-5, atol=1e-5)
