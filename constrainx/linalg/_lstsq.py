@@ -33,6 +33,7 @@ def lstsq(
     damp: float | Scalar = 0.0,
     x0: Vector | None = None,
     preconditioner: Vector | None = None,
+    reference: float | Scalar | None = None,
     solver: Solver = LSMR(),
     full_rank: bool = False,
 ) -> tuple[Vector, Info]:
@@ -70,6 +71,8 @@ def lstsq(
         preconditioner: positive weights d, shaped like x. The solver works in z = x / d, which
             saves iterations where the columns of A have different scales. Where the minimiser is
             not unique, the result is the one that minimises ‖x / d‖.
+        reference: what a residual is small against, for an iterative solver, which may then stop
+            at rtol times this; ‖b‖ if that is larger, or if nothing is given.
         solver: `LSMR`, `CG`, `Cholesky`, `QR`, or any object with their ``solve`` method.
         full_rank: a promise that A has as many independent rows or columns as its smaller side. It
             makes gradients cheaper, and wrong if it is not kept.
@@ -103,11 +106,15 @@ def lstsq(
     if preconditioner is not None:
         weights = _checked_like_x("preconditioner", preconditioner, columns)
         apply = _composed(apply, weights)
-    start, reference = None, None
+    start = None
+    if reference is not None:
+        norm = _vector.safe_norm(b)
+        reference = jax.lax.stop_gradient(jnp.maximum(jnp.asarray(reference, norm.dtype), norm))
     if x0 is not None:
         start = _checked_like_x("x0", x0, columns)
         start = start if weights is None else jax.tree.map(jnp.divide, start, weights)
-        reference = jax.lax.stop_gradient(_vector.safe_norm(b))
+        if reference is None:
+            reference = jax.lax.stop_gradient(_vector.safe_norm(b))
         b = _vector.subtract(b, apply(start))
 
     jaxpr, constants = _with_constants_as_arguments(apply, columns)
