@@ -29,9 +29,9 @@ from constrainx.linalg import Reason as Reason
 from constrainx.linalg import Solver as Solver
 from constrainx.linalg import lstsq as lstsq
 from constrainx.nullspace import constrain as constrain
-from constrainx.nullspace import contradictions as contradictions
 from constrainx.nullspace import nullspace as nullspace
-from constrainx.nullspace import reports as reports
+from constrainx.outcome import contradictions as contradictions
+from constrainx.outcome import reports as reports
 from constrainx.projection import Projection as Projection
 from constrainx.projection import Report as Report
 from constrainx.projection import project as project

@@ -10,23 +10,17 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import PyTree
 
 from constrainx.constraints._compose import Composed, compose
 from constrainx.constraints._constraint import Constraint
-from constrainx.projection import Report, SolverChoice, project
+from constrainx.outcome import NullspaceState, initial_state
+from constrainx.projection import SolverChoice, project
 from constrainx.rivals import lagrangian, penalty
 
 ConstraintLike: TypeAlias = nnx.Module | Constraint | Callable[..., PyTree] | Composed
 Metric: TypeAlias = Literal["identity", "optimizer"]
 Method: TypeAlias = Literal["nullspace", "penalty", "lagrangian", "none"]
-
-
-class NullspaceState(NamedTuple):
-    """The count of steps, and how each constraint fared in the last one."""
-
-    step: Int[Array, ""]
-    reports: dict[str, Report]
 
 
 class ConstrainedState(NamedTuple):
@@ -152,46 +146,6 @@ def constrain(
         return updates, ConstrainedState(inner, outer)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def reports(state: PyTree) -> dict[str, Report]:
-    """The constraints' reports of the last step, found anywhere in an optimizer's state."""
-    found: dict[str, Report] = {}
-
-    def is_state(node: Any) -> bool:
-        return isinstance(node, NullspaceState)
-
-    for node in jax.tree.leaves(nnx.as_pure(state), is_leaf=is_state):
-        if is_state(node):
-            found.update(node.reports)
-    return found
-
-
-def contradictions(state: PyTree) -> list[str]:
-    """Sentences that name the constraints which the last step could not satisfy together.
-
-    Reads values, so call it outside of `jax.jit`.
-    """
-    unresolved = [name for name, report in reports(state).items() if not bool(report.resolved)]
-    if not unresolved:
-        return []
-    names = ", ".join(repr(name) for name in unresolved)
-    if len(unresolved) == 1:
-        return [
-            f"constraint {names} was not resolved by the step: its rows contradict each other, or "
-            "the solver did not converge"
-        ]
-    return [f"constraints {names} contradict each other: no step satisfies them all"]
-
-
-def initial_state(constraints: Composed) -> NullspaceState:
-    """No step taken yet."""
-    yes, zero = jnp.ones((), bool), jnp.zeros((), jnp.int32)
-    report = Report(jnp.full((), jnp.nan), ~yes, yes, ~yes, zero, yes)
-    # A copy for each, so that buffers can be donated.
-    return NullspaceState(
-        zero, {name: jax.tree.map(jnp.copy, report) for name in constraints.names}
-    )
 
 
 def _composed(

@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints._compose import Composed, Member
-
-
-class PenaltyState(NamedTuple):
-    """The count of steps."""
-
-    step: Int[Array, ""]
-
-
-class LagrangianState(NamedTuple):
-    """The count of steps, and the multipliers by constraint."""
-
-    step: Int[Array, ""]
-    multipliers: dict[str, Float[Array, " rows"]]
+from constrainx.outcome import LagrangianState, NullspaceState, initial_state
+from constrainx.projection import Report
 
 
 def penalty(constraints: Composed, weight: float) -> optax.GradientTransformationExtraArgs:
     """Adds the gradient of weight/2 ‖c‖²; for inequalities, of what exceeds the bound."""
 
-    def init(params: PyTree) -> PenaltyState:
+    def init(params: PyTree) -> NullspaceState:
         del params
-        return PenaltyState(jnp.zeros((), jnp.int32))
+        return initial_state(constraints)
 
     def update(
-        updates: PyTree, state: PenaltyState, params: PyTree = None, **extra: Any
-    ) -> tuple[PyTree, PenaltyState]:
-        def value(params: PyTree) -> Float[Array, ""]:
+        updates: PyTree, state: NullspaceState, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, NullspaceState]:
+        def value(params: PyTree) -> tuple[Float[Array, ""], dict[str, Array]]:
             rows = _rows(constraints, params, state.step, extra)
-            return 0.5 * weight * jnp.sum(jnp.square(jnp.concatenate(list(rows.values()))))
+            acting = [
+                jnp.where(member.acts_at(state.step), _excess(member, rows[member.name]), 0)
+                for member in constraints
+            ]
+            return 0.5 * weight * jnp.sum(jnp.square(jnp.concatenate(acting))), rows
 
-        updates = jax.tree.map(jnp.add, updates, jax.grad(value)(params))
-        return updates, PenaltyState(state.step + 1)
+        gradients, rows = jax.grad(value, has_aux=True)(params)
+        updates = jax.tree.map(jnp.add, updates, gradients)
+        return updates, NullspaceState(state.step + 1, _reports(constraints, rows, state.step))
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -55,7 +49,7 @@ def lagrangian(constraints: Composed, weight: float) -> optax.GradientTransforma
 
     def init(params: PyTree) -> LagrangianState:
         return LagrangianState(
-            jnp.zeros((), jnp.int32),
+            *initial_state(constraints),
             {member.name: jnp.zeros(_rows_at_start(member, params)) for member in constraints},
         )
 
@@ -63,10 +57,11 @@ def lagrangian(constraints: Composed, weight: float) -> optax.GradientTransforma
         updates: PyTree, state: LagrangianState, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, LagrangianState]:
         def value(params: PyTree) -> tuple[Float[Array, ""], dict[str, Array]]:
-            rows = _rows(constraints, params, state.step, extra, clip=False)
+            rows = _rows(constraints, params, state.step, extra)
             total = jnp.zeros(())
             for member in constraints:
-                row, multiplier = rows[member.name], state.multipliers[member.name]
+                row = jnp.where(member.acts_at(state.step), rows[member.name], 0)
+                multiplier = state.multipliers[member.name]
                 if member.kind == "inequality":
                     # The classical form, (max(0, λ + w c)² − λ²) / 2w.
                     shifted = jnp.maximum(multiplier + weight * row, 0)
@@ -78,28 +73,44 @@ def lagrangian(constraints: Composed, weight: float) -> optax.GradientTransforma
         gradients, rows = jax.grad(value, has_aux=True)(params)
         multipliers = {}
         for member in constraints:
-            old, row = state.multipliers[member.name], rows[member.name]
+            old = state.multipliers[member.name]
+            row = jnp.where(member.acts_at(state.step), rows[member.name], 0)
             new = old + weight * (row if old.shape == row.shape else jnp.mean(row))
             multipliers[member.name] = jnp.maximum(new, 0) if member.kind == "inequality" else new
         updates = jax.tree.map(jnp.add, updates, gradients)
-        return updates, LagrangianState(state.step + 1, multipliers)
+        reports = _reports(constraints, rows, state.step)
+        return updates, LagrangianState(state.step + 1, reports, multipliers)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _rows(
-    constraints: Composed, params: PyTree, step: Array, extra: dict[str, Any], clip: bool = True
+    constraints: Composed, params: PyTree, step: Array, extra: dict[str, Any]
 ) -> dict[str, Float[Array, " rows"]]:
-    """The rows of the constraints that act at this step; zero for the others."""
     key = extra.get("key")
     key = jax.random.fold_in(jax.random.key(0), step) if key is None else key
-    rows = constraints(params, extra.get("batch"), key, extra.get("module"))
-    result = {}
+    return constraints(params, extra.get("batch"), key, extra.get("module"))
+
+
+def _excess(member: Member, row: Float[Array, " rows"]) -> Float[Array, " rows"]:
+    """What there is of a violation: an inequality that holds has none."""
+    return jnp.maximum(row, 0) if member.kind == "inequality" else row
+
+
+def _reports(constraints: Composed, rows: dict[str, Array], step: Array) -> dict[str, Report]:
+    yes = jnp.ones((), bool)
+    reports = {}
     for member in constraints:
-        row = rows[member.name]
-        row = jnp.maximum(row, 0) if clip and member.kind == "inequality" else row
-        result[member.name] = jnp.where(member.acts_at(step), row, 0)
-    return result
+        violation = jnp.sqrt(jnp.mean(jnp.square(_excess(member, rows[member.name]))))
+        reports[member.name] = Report(
+            violation=violation.astype(jnp.float32),
+            met=violation <= member.tolerance,
+            resolved=yes,
+            active=member.acts_at(step),
+            iterations=jnp.zeros((), jnp.int32),
+            converged=yes,
+        )
+    return reports
 
 
 def _rows_at_start(member: Member, params: PyTree) -> tuple[int, ...]:
