@@ -1,0 +1,142 @@
+"""Batches out of arrays in memory, without Python work for each example."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from constrainx.data._batches import (
+    Batches,
+    check_batch,
+    check_maskable,
+    check_seed,
+    check_step,
+    count_of,
+    masked,
+    rows_of,
+)
+
+Augment: TypeAlias = Callable[[PyTree, np.random.Generator], PyTree]
+
+# Streams of random numbers that must not meet for any seed.
+_ORDER, _AUGMENT = 0, 1
+
+
+def arrays(
+    tree: PyTree,
+    *,
+    batch: int,
+    seed: int = 0,
+    shuffle: bool = True,
+    augment: Augment | None = None,
+) -> Batches:
+    """Batches out of arrays in memory.
+
+    Position k of the endless stream is example π_e(k mod n) with e = ⌊k / n⌋, where π_e is a
+    permutation that is a function of the seed and e alone. Batches straddle epochs, so that no
+    example is dropped. A batch costs one indexing operation per array.
+
+    Args:
+        tree: a pytree of arrays, with examples along the first axis of each. They are moved to the
+            host's memory once.
+        batch: the size of the global batch. It may exceed the number of examples.
+        seed: of the order and of ``augment``.
+        shuffle: a new order each epoch; otherwise always that of the arrays.
+        augment: ``augment(batch, rng)`` returns a changed batch of the same size. It sees the
+            global batch, and each process keeps its own rows of the outcome: with P processes it is
+            computed P times, which is the price of a batch that does not depend on P. Not used by
+            `Batches.once`.
+
+    >>> import constrainx.data, numpy as np
+    >>> data = constrainx.data.arrays({"x": np.arange(5)}, batch=2, shuffle=False)
+    >>> batches = data.from_step(2)
+    >>> print(next(batches)["x"], next(batches)["x"])
+    [4 0] [1 2]
+    """
+    check_batch(batch)
+    check_seed(seed)
+    if augment is not None and not callable(augment):
+        raise TypeError(f"`augment` must be a function of (batch, rng), got {augment!r}.")
+    examples = count_of(tree, of="the arrays")
+    if examples == 0:
+        raise ValueError("the arrays must have at least one example, got 0 along the first axis.")
+    return _Arrays(
+        batch=batch,
+        examples=examples,
+        tree=jax.tree.map(np.asarray, tree),
+        seed=seed,
+        shuffle=shuffle,
+        augment=augment,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Arrays(Batches):
+    batch: int
+    examples: int
+    tree: PyTree[np.ndarray] = dataclasses.field(repr=False)
+    seed: int
+    shuffle: bool
+    augment: Augment | None
+
+    def from_step(
+        self, step: int, *, process: int = 0, processes: int = 1
+    ) -> Iterator[PyTree[np.ndarray]]:
+        check_step(step)
+        return self._endless(step, rows_of(process, processes=processes, batch=self.batch))
+
+    def once(self, *, batch: int, process: int = 0, processes: int = 1) -> Iterator[dict[str, Any]]:
+        check_maskable(self.tree)
+        return self._pass(batch, rows_of(process, processes=processes, batch=batch))
+
+    def _endless(self, step: int, rows: slice) -> Iterator[PyTree[np.ndarray]]:
+        leaves, structure = jax.tree.flatten(self.tree)
+        order = functools.lru_cache(maxsize=2)(self._order)
+        wanted = rows if self.augment is None else slice(0, self.batch)
+        while True:
+            start = step * self.batch + wanted.start
+            index = self._index(order, start, wanted.stop - wanted.start)
+            # Not np.take, which copies all of an array that is not contiguous.
+            batch = jax.tree.unflatten(structure, [leaf[index] for leaf in leaves])
+            yield batch if self.augment is None else self._augmented(batch, step, rows)
+            step += 1
+
+    def _pass(self, batch: int, rows: slice) -> Iterator[dict[str, Any]]:
+        for start in range(0, self.examples, batch):
+            positions = np.arange(start + rows.start, start + rows.stop)
+            index = np.minimum(positions, self.examples - 1)
+            taken = jax.tree.map(lambda leaf, index=index: leaf[index], self.tree)
+            yield masked(taken, positions < self.examples)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if not self.shuffle:
+            return np.arange(self.examples)
+        return np.random.default_rng([self.seed, _ORDER, epoch]).permutation(self.examples)
+
+    def _index(self, order: Callable[[int], np.ndarray], start: int, count: int) -> np.ndarray:
+        epoch, first = divmod(start, self.examples)
+        if first + count <= self.examples:
+            return order(epoch)[first : first + count]
+        pieces = []
+        while count:
+            pieces.append(order(epoch)[first : first + count])
+            count -= len(pieces[-1])
+            epoch, first = epoch + 1, 0
+        return np.concatenate(pieces)
+
+    def _augmented(self, batch: PyTree, step: int, rows: slice) -> PyTree[np.ndarray]:
+        assert self.augment is not None
+        changed = self.augment(batch, np.random.default_rng([self.seed, _AUGMENT, step]))
+        count = count_of(changed, of="what `augment` returns")
+        if count != self.batch:
+            raise ValueError(
+                f"`augment` must return as many examples as it was given, {self.batch}, got "
+                f"{count}."
+            )
+        return jax.tree.map(lambda leaf: leaf[rows], changed)

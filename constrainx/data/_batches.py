@@ -1,0 +1,142 @@
+"""What a trainer iterates over: batches as a pure function of the step."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+MASK = "mask"
+
+
+class Batches(abc.ABC):
+    """A stream of batches without end, of which any step can be asked for.
+
+    The global batch of a step is the same whatever the number of processes. Process p of P is given
+    its contiguous rows [p·b, (p+1)·b), where b = batch / P, so that rows put together in the order
+    of the processes are the global batch.
+
+    Iterators may hold threads or worker processes: use them in `contextlib.closing`.
+
+    Attributes:
+        batch: the size of the global batch.
+        examples: how many examples one pass has, or None if there is no such number.
+    """
+
+    batch: int
+    examples: int | None
+
+    @abc.abstractmethod
+    def from_step(
+        self, step: int, *, process: int = 0, processes: int = 1
+    ) -> Iterator[PyTree[np.ndarray]]:
+        """The batches of steps ``step``, ``step + 1``, …, without end.
+
+        Args:
+            step: the first step, counted from zero.
+            process: which process asks.
+            processes: how many processes share each batch.
+
+        Returns:
+            This process's rows of each batch.
+        """
+
+    @abc.abstractmethod
+    def once(self, *, batch: int, process: int = 0, processes: int = 1) -> Iterator[dict[str, Any]]:
+        """Every example once, in order, as they are without random changes.
+
+        The last batch is filled up by repeating its last example, and each batch has an entry
+        ``"mask"``: float32, one for rows that count and zero for those that fill up.
+
+        Args:
+            batch: the size of the global batch, which need not be that of training.
+            process: which process asks.
+            processes: how many processes share each batch.
+
+        Returns:
+            This process's rows of each batch; all processes have the same number of batches.
+        """
+
+
+def rows_of(process: int, *, processes: int, batch: int) -> slice:
+    """The rows of a global batch that belong to a process."""
+    if processes < 1 or not 0 <= process < processes:
+        raise ValueError(
+            f"`process` must be at least 0 and below `processes`, got process {process} of "
+            f"{processes}. Use jax.process_index() and jax.process_count()."
+        )
+    check_batch(batch)
+    rows, left = divmod(batch, processes)
+    if left:
+        above = (rows + 1) * processes
+        nearest = f"{rows * processes} or {above}" if rows else f"{above}"
+        raise ValueError(
+            f"`batch` is the size of the global batch and must be a multiple of the {processes} "
+            f"processes that share it, got {batch}. The nearest that work: {nearest}."
+        )
+    return slice(process * rows, (process + 1) * rows)
+
+
+def check_batch(batch: Any) -> None:
+    """Raises unless ``batch`` is a positive whole number."""
+    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
+        raise ValueError(
+            f"`batch` must be a whole number of examples, 1 or more, got {batch!r}. "
+            "It counts the examples of all processes together."
+        )
+
+
+def check_step(step: Any) -> None:
+    """Raises unless ``step`` is a whole number, zero or more."""
+    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+        raise ValueError(f"`step` must be a whole number, 0 or more, got {step!r}.")
+
+
+def check_seed(seed: Any) -> None:
+    """Raises unless ``seed`` is one that both NumPy and Grain take."""
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not whole or not 0 <= seed < 2**32:
+        raise ValueError(f"`seed` must be a whole number from 0 to 2**32 - 1, got {seed!r}.")
+
+
+def count_of(tree: PyTree, *, of: str) -> int:
+    """The length of the first axis, which all leaves must share."""
+    lengths: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path) or "the array"
+        if np.ndim(leaf) == 0:
+            raise ValueError(
+                f"{of} must be arrays with examples along the first axis, but {name} is the "
+                f"scalar {leaf!r}. Turn lists into arrays with np.asarray."
+            )
+        lengths[name] = np.shape(leaf)[0]
+    if not lengths:
+        raise ValueError(f"{of} must have at least one array, got {tree!r}.")
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        raise ValueError(f"{of} must share the length of their first axis, got {found}.")
+    return next(iter(lengths.values()))
+
+
+def check_maskable(tree: Any) -> None:
+    """Raises unless a mask can be added to a batch."""
+    if not isinstance(tree, dict):
+        raise TypeError(
+            f"`once` adds the entry {MASK!r} to each batch, so examples must be dictionaries, got "
+            f"{type(tree).__name__}. Name the parts, as in {{'x': x, 'y': y}}."
+        )
+    if MASK in tree:
+        raise ValueError(
+            f"`once` adds the entry {MASK!r} to each batch, but the examples have one already. "
+            "Rename theirs."
+        )
+
+
+def masked(tree: Any, real: np.ndarray) -> dict[str, Any]:
+    """A batch with a mask of its real rows."""
+    check_maskable(tree)
+    return {**tree, MASK: real.astype(np.float32)}

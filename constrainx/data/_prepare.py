@@ -1,0 +1,126 @@
+"""Preparing data sets for reading, and listing those that are."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+from constrainx.data._source import data_directory, tensorflow_datasets
+
+# Offered first when a name is not known, because the recipes use them.
+_FAMILIAR = ("fashion_mnist", "mnist", "cifar10", "svhn_cropped")
+
+
+class PreparationError(RuntimeError):
+    """A data set could not be prepared."""
+
+
+class Prepared(NamedTuple):
+    """A data set that is ready to be read.
+
+    Attributes:
+        name: as `tfds` takes it.
+        splits: how many examples each split has.
+        bytes: how much of the disk it takes.
+        path: the directory of its version.
+    """
+
+    name: str
+    splits: dict[str, int]
+    bytes: int
+    path: pathlib.Path
+
+
+def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepared:
+    """Downloads a data set and stores it for random access. Does nothing if that was done before.
+
+    Args:
+        name: as TFDS spells it.
+        data_dir: where to; by default the environment variable ``TFDS_DATA_DIR``, or else
+            ``~/tensorflow_datasets``.
+
+    Raises:
+        ValueError: if TFDS knows no data set of this name.
+        PreparationError: if it could not be downloaded or stored; the message says what to do.
+    """
+    library = tensorflow_datasets()
+    directory = data_directory(data_dir)
+    try:
+        builder = library.builder(name, data_dir=directory)
+    except library.core.registered.DatasetNotFoundError as error:
+        raise ValueError(_unknown(name, library)) from error
+    try:
+        builder.download_and_prepare(file_format="array_record")
+    except ImportError as error:
+        package = (error.name or "tensorflow").partition(".")[0]
+        raise PreparationError(
+            f"preparing {name} needs the package {package}, which could not be imported ({error}). "
+            f"Run `pip install {package}` and try again; reading needs no TensorFlow, so an "
+            f"environment of its own will do. {_manual_route(name, directory)}"
+        ) from error
+    except Exception as error:
+        raise PreparationError(
+            f"preparing {name} failed with {type(error).__name__}: {error}. If this machine cannot "
+            f"reach the data set's home, prepare it on one that can, with `constrainx data prepare "
+            f"{name}`. {_manual_route(name, directory)}"
+        ) from error
+    if builder.info.file_format.value != "array_record":
+        raise PreparationError(
+            f"{name} was stored as {builder.info.file_format.value} before, in "
+            f"{builder.data_path}, which has no random access. Delete that directory and run "
+            f"`constrainx data prepare {name}` again."
+        )
+    return _described(builder)
+
+
+def listed(data_dir: str | os.PathLike[str] | None = None) -> list[Prepared]:
+    """The data sets that are ready to be read, by name.
+
+    Args:
+        data_dir: where to look; by default the environment variable ``TFDS_DATA_DIR``, or else
+            ``~/tensorflow_datasets``.
+    """
+    library = tensorflow_datasets()
+    directory = pathlib.Path(data_directory(data_dir))
+    # NAME/VERSION or NAME/CONFIG/VERSION; what is being written has a longer name.
+    found = [
+        info.parent
+        for pattern in ("*/*/dataset_info.json", "*/*/*/dataset_info.json")
+        for info in directory.glob(pattern)
+        if re.fullmatch(r"\d+\.\d+\.\d+", info.parent.name)
+    ]
+    return sorted(_described(library.builder_from_directory(path)) for path in found)
+
+
+def _described(builder: Any) -> Prepared:
+    info = builder.info
+    config = f"/{info.config_name}" if info.config_name else ""
+    return Prepared(
+        name=f"{info.name}{config}",
+        splits={name: split.num_examples for name, split in info.splits.items()},
+        bytes=int(info.dataset_size),
+        path=pathlib.Path(info.data_dir),
+    )
+
+
+def _unknown(name: str, library: Any) -> str:
+    # Asking for community data sets, too, would go to the network.
+    known = library.list_builders(with_community_datasets=False)
+    wanted = re.split(r"[/:]", name)[0]
+    near = difflib.get_close_matches(wanted, [*_FAMILIAR, *known], n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return (
+        f"`name` must be a data set of TFDS, such as {', '.join(_FAMILIAR)}; got {name!r}.{hint} "
+        "All of them: https://www.tensorflow.org/datasets/catalog/overview"
+    )
+
+
+def _manual_route(name: str, directory: str) -> str:
+    return (
+        f"Or copy a directory that TFDS wrote elsewhere in the format array_record to "
+        f"{os.path.join(directory, re.split(r'[/:]', name)[0])}{os.sep}, so that it holds "
+        "VERSION/dataset_info.json, and read it from there."
+    )
