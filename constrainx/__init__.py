@@ -1,6 +1,10 @@
 """Train neural networks that must obey constraints."""
 
+from constrainx import data as data
 from constrainx import masks as masks
+from constrainx.callbacks import Callback as Callback
+from constrainx.checkpoint import CheckpointError as CheckpointError
+from constrainx.checkpoint import Keep as Keep
 from constrainx.constraints import AtMost as AtMost
 from constrainx.constraints import Attached as Attached
 from constrainx.constraints import Composed as Composed
@@ -35,5 +39,9 @@ from constrainx.outcome import reports as reports
 from constrainx.projection import Projection as Projection
 from constrainx.projection import Report as Report
 from constrainx.projection import project as project
+from constrainx.trainers import Monitor as Monitor
+from constrainx.trainers import NonFiniteError as NonFiniteError
+from constrainx.trainers import Result as Result
+from constrainx.trainers import Trainer as Trainer
 
 __version__ = "0.1.0.dev0"

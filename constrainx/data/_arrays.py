@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import numpy as np
@@ -80,6 +80,8 @@ def arrays(
 class _Arrays(Batches):
     batch: int
     examples: int
+    is_cheap: ClassVar[bool] = True
+
     tree: PyTree[np.ndarray] = dataclasses.field(repr=False)
     seed: int
     shuffle: bool

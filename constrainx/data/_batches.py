@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -25,7 +25,10 @@ class Batches(abc.ABC):
     Attributes:
         batch: the size of the global batch.
         examples: how many examples one pass has, or None if there is no such number.
+        is_cheap: whether a batch is there at once, so that a thread to fetch it would cost more.
     """
+
+    is_cheap: ClassVar[bool] = False
 
     batch: int
     examples: int | None

@@ -1,0 +1,267 @@
+"""Checkpoints: written by Orbax in the background, whole or not at all, and read back by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jaxtyping import PyTree
+from orbax.checkpoint import checkpoint_managers as policies
+
+log = logging.getLogger("constrainx")
+
+Mode: TypeAlias = Literal["min", "max"]
+# Parts of the training state that a checkpoint may lack: they start afresh.
+MAY_BE_MISSING = ("constraints", "ema")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be read or written."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Which checkpoints stay.
+
+    Attributes:
+        last: so many of the newest.
+        best: so many of the best by the monitored metric, beside those.
+        every: and each whose step is a multiple of this, for good.
+    """
+
+    last: int = 3
+    best: int = 1
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.last < 1:
+            raise ValueError(f"`Keep(last=...)` must be at least 1, got {self.last!r}.")
+        if self.best < 0:
+            raise ValueError(f"`Keep(best=...)` must be at least 0, got {self.best!r}.")
+        if self.every is not None and self.every < 1:
+            raise ValueError(f"`Keep(every=...)` must be at least 1 or None, got {self.every!r}.")
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Arrays are stored by the path in the state that they have, so that a state with more or fewer
+    parts can be told what it lacks.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        *,
+        keep: Keep = Keep(),
+        metric: str | None = None,
+        mode: Mode = "min",
+        reading: bool = False,
+    ):
+        self.folder = folder
+        self._metric, self._mode = metric, mode
+        preserved: list[Any] = [policies.LatestN(n=keep.last)]
+        if keep.every is not None:
+            preserved.append(policies.EveryNSteps(interval_steps=keep.every))
+        if metric is not None and keep.best:
+            preserved.append(
+                policies.BestN(
+                    get_metric_fn=self._rank, n=keep.best, keep_checkpoints_without_metrics=False
+                )
+            )
+        self._manager = ocp.CheckpointManager(
+            folder.absolute(),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policies.AnyPreservationPolicy(preserved),
+                enable_async_checkpointing=True,
+                cleanup_tmp_directories=not reading,
+                create=not reading,
+            ),
+            item_handlers={
+                "state": ocp.PyTreeCheckpointHandler(),
+                "about": ocp.JsonCheckpointHandler(),
+            },
+        )
+
+    def _rank(self, metrics: Mapping[str, float] | None) -> float:
+        """Larger is better."""
+        value = (metrics or {}).get(self._metric or "", math.nan)
+        value = -value if self._mode == "min" else value
+        return -math.inf if math.isnan(value) else value
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that were saved completely, in order."""
+        return sorted(self._manager.all_steps())
+
+    @property
+    def latest(self) -> int | None:
+        """The newest."""
+        return max(self.steps, default=None)
+
+    @property
+    def best(self) -> int | None:
+        """The step with the best monitored metric, or the newest if none is monitored."""
+        ranked = {}
+        for step in self.steps:
+            about = self.about(step)
+            ranked[step] = self._rank(about.get("metrics"))
+        if not ranked or max(ranked.values()) == -math.inf:
+            return self.latest
+        return max(ranked, key=lambda step: (ranked[step], step))
+
+    def save(
+        self, step: int, state: PyTree, *, about: Mapping[str, Any], metrics: Mapping[str, float]
+    ) -> None:
+        """Starts to write a checkpoint; returns once the arrays are copied.
+
+        Raises:
+            CheckpointError: this save, or the one before in the background, has failed.
+        """
+        if step in self.steps:
+            return
+        about = {**about, "step": step, "metrics": dict(metrics)}
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeSave(by_path(state)), about=ocp.args.JsonSave(about)
+                ),
+                metrics={name: float(value) for name, value in metrics.items()},
+                force=True,
+            )
+        except Exception as error:  # whatever the file system and Orbax may raise
+            raise _failed_to_write(step, self.folder, error) from error
+
+    def wait(self) -> None:
+        """Until everything is on disk.
+
+        Raises:
+            CheckpointError: a save in the background has failed.
+        """
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise _failed_to_write(None, self.folder, error) from error
+
+    def close(self) -> None:
+        """Waits, and releases threads. Errors of the last save are raised by `wait`, not here."""
+        self._manager.close()
+
+    def preempted(self, step: int) -> bool:
+        """Whether all processes agree to stop at this step, after one of them was asked to."""
+        return bool(self._manager.reached_preemption(step))
+
+    def about(self, step: int) -> dict[str, Any]:
+        """What was noted down with a checkpoint: step, metrics, config, devices."""
+        path = self.folder / str(step) / "about" / "metadata"
+        try:
+            return json.loads(path.read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise _failed_to_read(step, self, error) from error
+
+    def restore(self, step: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+        """A state like the one given, with its shardings, and what was noted down with it.
+
+        Raises:
+            CheckpointError: the checkpoint is damaged, or belongs to another model.
+        """
+        if step not in self.steps:
+            raise CheckpointError(
+                f"{self.folder} has no checkpoint of step {step}; it has {self.steps}."
+            )
+        about = self.about(step)
+        wanted = by_path(like)
+        try:
+            stored = self._manager.item_metadata(step)["state"].tree
+            if stored is None:
+                raise FileNotFoundError("the list of its arrays is missing")
+        except Exception as error:
+            raise _failed_to_read(step, self, error) from error
+        missing = _check_same_model(wanted, stored, step, self.folder)
+        targets = {
+            path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            for path, leaf in wanted.items()
+            if path not in missing
+        }
+        try:
+            found = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeRestore(
+                        targets,
+                        restore_args=ocp.checkpoint_utils.construct_restore_args(targets),
+                        partial_restore=True,
+                    )
+                ),
+            )["state"]
+        except Exception as error:
+            raise _failed_to_read(step, self, error) from error
+        if missing:
+            log.info("step %d has no %s: they start afresh", step, ", ".join(sorted(missing)))
+        paths = list(wanted)
+        leaves = [found.get(path, wanted[path]) for path in paths]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), about
+
+
+def by_path(state: PyTree) -> dict[str, Any]:
+    """The arrays of a state by where they are, such as ``parameters.layers.0.kernel``."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat}
+
+
+def _check_same_model(
+    wanted: Mapping[str, Any], stored: Mapping[str, Any], step: int, folder: pathlib.Path
+) -> set[str]:
+    """The paths that may be missing and are; an error if others are, or if shapes differ."""
+    missing = {path for path in wanted if path not in stored}
+    unknown = {path for path in missing if path.split(".")[0] not in MAY_BE_MISSING}
+    different = [
+        f"{path} is {tuple(stored[path].shape)} there and {tuple(np.shape(leaf))} here"
+        for path, leaf in wanted.items()
+        if path not in missing and tuple(stored[path].shape) != tuple(np.shape(leaf))
+    ]
+    if unknown or different:
+        lines = [*different, *(f"{path} is missing there" for path in sorted(unknown))]
+        more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+        raise CheckpointError(
+            f"the checkpoint of step {step} in {folder} is of another model or optimizer: "
+            f"{'; '.join(lines[:3])}{more}. Build the trainer with the settings of that run, which "
+            "are in its config.json."
+        )
+    return missing
+
+
+def _failed_to_write(step: int | None, folder: pathlib.Path, error: Exception) -> CheckpointError:
+    which = "a checkpoint" if step is None else f"the checkpoint of step {step}"
+    return CheckpointError(
+        f"{which} could not be written to {folder}: {_reason(error)}. Older checkpoints are intact."
+    )
+
+
+def _failed_to_read(step: int, checkpoints: Checkpoints, error: Exception) -> CheckpointError:
+    before = [s for s in checkpoints.steps if s < step]
+    way_out = (
+        f"The one before is of step {before[-1]}: `constrainx resume RUN --step {before[-1]}`, or "
+        "`--fallback` for the newest that can be read."
+        if before
+        else "There is none before it."
+    )
+    return CheckpointError(
+        f"the checkpoint of step {step} in {checkpoints.folder} is damaged: {_reason(error)}. "
+        f"{way_out}"
+    )
+
+
+def _reason(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,0 +1,627 @@
+"""The training loop: step, log, evaluate, save, check for preemption, always in that order."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import difflib
+import itertools
+import math
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import PyTree
+from rich.console import Console
+
+from constrainx import run_folder
+from constrainx.callbacks import Bar, Callback, JsonLines, TensorBoard
+from constrainx.checkpoint import CheckpointError, Checkpoints, Keep
+from constrainx.constraints import Attached, Constraint, compose, constraints_of
+from constrainx.data import Batches, prefetched
+from constrainx.nullspace import Method, Metric
+from constrainx.outcome import contradictions
+from constrainx.preemption import requests
+from constrainx.projection import SolverChoice
+from constrainx.sharding import Sharding
+from constrainx.trainers.evaluation import Evaluation
+from constrainx.trainers.step import OnNonFinite, Placement, Precision, State, Step, combine
+
+# Steps that may wait for the device. It always has work, and memory for batches stays bounded.
+AHEAD = 8
+
+
+class NonFiniteError(RuntimeError):
+    """A step was not finite. The state is that before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Monitor:
+    """The metric of the evaluation that decides which checkpoint is best, and when to stop.
+
+    Attributes:
+        metric: its name.
+        mode: whether small or large is good.
+        patience: stop after so many evaluations without a new best; None never does.
+        min_change: what counts as a new best.
+    """
+
+    metric: str
+    mode: Literal["min", "max"] = "min"
+    patience: int | None = None
+    min_change: float = 0.0
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether the value is a new best."""
+        if math.isnan(value):
+            return False
+        gain = math.inf if best is None else (best - value if self.mode == "min" else value - best)
+        return gain > self.min_change
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        reason: "finished", "stopped early" or "asked to stop".
+        step: after how many steps.
+        metrics: of the last evaluation.
+        model: the trained model; with the averaged parameters, if there is an average.
+        seconds: spent in steps, without compilation and evaluation.
+    """
+
+    reason: str
+    step: int
+    metrics: dict[str, float]
+    model: Any = dataclasses.field(repr=False)
+    seconds: float
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Trainer:
+    """Trains a model under its constraints, on any number of devices, and can go on where it ended.
+
+    >>> import jax.numpy as jnp, numpy as np, optax, constrainx as cx
+    >>> from flax import nnx
+    >>> x = np.linspace(-1, 1, 64, dtype=np.float32)[:, None]
+    >>> trainer = cx.Trainer(
+    ...     model=nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+    ...     loss=lambda model, batch: jnp.mean((model(batch["x"]) - batch["y"]) ** 2),
+    ...     optimizer=optax.adam(0.1),
+    ...     data=cx.data.arrays({"x": x, "y": 3 * x}, batch=32),
+    ...     steps=100,
+    ...     devices=1,
+    ...     progress=False,
+    ... )
+    >>> print(trainer.fit().model.kernel[...].round(1))
+    [[3.]]
+
+    Attributes:
+        model: an NNX module, possibly with attached constraints. It is left alone until `fit` ends,
+            and then holds the trained parameters.
+        loss: (model, batch) ↦ a number, or a number and a dictionary of metrics. If it has an
+            argument ``key``, that is a new random key in each step. The model is in training mode,
+            and its own random streams are seeded anew in each step.
+        optimizer: any Optax transformation.
+        data: the training batches, see `constrainx.data`.
+        steps: how many steps to take in all.
+        constraints: in addition to those attached to the model. Constraints see the model in
+            evaluation mode and in full precision.
+        method: "nullspace", "penalty", "lagrangian" or "none".
+        placement: whether the null-space step projects the optimizer's "update" or the "gradient".
+        metric: of the projection, "identity" or "optimizer", see `constrain`.
+        solver: of the projection, see `constrain`.
+        weight: of penalty and Lagrangian.
+        augment: (batch, key) ↦ batch, a part of the compiled step.
+        evaluation: held-out data; metrics are over all of its examples.
+        metrics: (model, batch) ↦ a figure for each example, by name.
+        evaluate_every: steps between evaluations; None for one at the end.
+        monitor: which metric says what is best, and when to stop.
+        accumulate: compute gradients in so many parts, one after the other.
+        precision: "bfloat16" casts parameters and batch for the loss alone; parameters, optimizer
+            and constraints stay in float32.
+        ema: the decay of a moving average of the parameters, with which to evaluate.
+        wrt: an NNX filter: which variables are trained.
+        seed: of all randomness, which is a function of seed and step.
+        devices: how many to use; None for all.
+        fsdp: how many devices share each large parameter.
+        run: a folder for config, metrics, TensorBoard events and checkpoints; None for none.
+        config: what to write to its config.json.
+        save_every: steps between checkpoints; None for one at the end.
+        keep: which checkpoints stay.
+        on_save_error: "stop", or "continue" without that checkpoint.
+        on_nonfinite: "stop" at a step that is not finite, or "skip" it.
+        log_every: steps between logs. In between, the host does not wait for the device.
+        callbacks: who else listens.
+        progress: whether to show a bar.
+        title: what to call the run beside the bar.
+    """
+
+    model: nnx.Module
+    loss: Callable[..., Any]
+    optimizer: optax.GradientTransformation
+    data: Batches
+    steps: int
+    constraints: Sequence[Constraint] = ()
+    method: Method = "nullspace"
+    placement: Placement = "update"
+    metric: Metric = "identity"
+    solver: SolverChoice = "auto"
+    weight: float = 1.0
+    augment: Callable[[Any, jax.Array], Any] | None = None
+    evaluation: Batches | None = None
+    metrics: Mapping[str, Callable[[Any, Any], jax.Array]] = dataclasses.field(default_factory=dict)
+    evaluate_every: int | None = None
+    monitor: Monitor | None = None
+    accumulate: int = 1
+    precision: Precision = "float32"
+    ema: float | None = None
+    wrt: Any = nnx.Param
+    seed: int = 0
+    devices: int | None = None
+    fsdp: int = 1
+    run: pathlib.Path | str | None = None
+    config: Mapping[str, Any] | None = None
+    save_every: int | None = None
+    keep: Keep = Keep()
+    on_save_error: Literal["stop", "continue"] = "stop"
+    on_nonfinite: OnNonFinite = "stop"
+    log_every: int = 50
+    callbacks: Sequence[Callback] = ()
+    progress: bool = True
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        self._check()
+        self.run = None if self.run is None else pathlib.Path(self.run)
+        self.sharding = Sharding.over(devices=self.devices, fsdp=self.fsdp)
+        self.sharding.check_batch(self.data.batch)
+        if self.data.batch % (self.accumulate * self.sharding.mesh.size):
+            raise ValueError(
+                f"`accumulate={self.accumulate}` parts of a batch of {self.data.batch} must be "
+                f"multiples of the {self.sharding.mesh.size} devices."
+            )
+        constrained = nnx.clone(self.model)
+        constrained.eval()
+        found = [*constraints_of(constrained), *(Attached((), c) for c in self.constraints)]
+        composed = compose(constrained, *self.constraints, model=constrained) if found else None
+        transformation, order = combine(
+            self.optimizer,
+            composed,
+            method=self.method,
+            placement=self.placement,
+            metric=self.metric,
+            solver=self.solver,
+            weight=self.weight,
+        )
+        graph, _, rngs, _ = nnx.split(self.model, self.wrt, nnx.RngState, ...)
+        self._step = Step(
+            graph=graph,
+            rngs=rngs,
+            wrt=self.wrt,
+            loss=self.loss,
+            constraints=composed,
+            transformation=transformation,
+            order=order,
+            augment=self.augment,
+            accumulate=self.accumulate,
+            precision=self.precision,
+            ema=self.ema,
+            seed=self.seed,
+            on_nonfinite=self.on_nonfinite,
+        )
+        self.state: State = self.sharding.place(self._step.initial(self.model))
+        names = composed.names if composed else ()
+        self._evaluation = Evaluation(
+            rebuild=self._step.model,
+            metrics=self.metrics,
+            constraints=dict(zip(names, found, strict=True)),
+            sharding=self.sharding,
+            seed=self.seed,
+        )
+        self._compiled = jax.jit(
+            self._step,
+            donate_argnums=(0, 1),
+            out_shardings=(self.sharding.of_state(self.state), self.sharding.whole, None),
+        )
+        # What a checkpoint notes down beside the arrays.
+        self._best: float | None = None
+        self._without_best = 0
+        self._restored = False
+        self._is_first = jax.process_index() == 0
+
+    def _check(self) -> None:
+        if not isinstance(self.model, nnx.Module):
+            raise TypeError(
+                f"`Trainer(model=...)` must be an nnx.Module, got {type(self.model).__name__}."
+            )
+        if not isinstance(self.data, Batches):
+            raise TypeError(
+                "`Trainer(data=...)` must come from `constrainx.data`, for example "
+                f"`cx.data.arrays({{'x': x}}, batch=128)`, got {type(self.data).__name__}."
+            )
+        choices = {
+            "method": get_args(Method),
+            "placement": get_args(Placement),
+            "metric": get_args(Metric),
+            "precision": get_args(Precision),
+            "on_nonfinite": get_args(OnNonFinite),
+            "on_save_error": ("stop", "continue"),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.0)[0]
+                raise ValueError(
+                    f"`Trainer({name}={value!r})` must be one of {list(allowed)}. Did you mean "
+                    f"{near!r}?"
+                )
+        for name in ("steps", "accumulate", "log_every", "evaluate_every", "save_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`Trainer({name}=...)` must be at least 1, got {value!r}.")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise ValueError(f"`Trainer(ema=...)` must be in [0, 1), got {self.ema!r}.")
+        if self.monitor and self.evaluation is None:
+            raise ValueError("`Trainer(monitor=...)` needs `evaluation=`, held-out data.")
+        known = {*self.metrics, *(f"violation/{c.constraint.label}" for c in self._all())}
+        if self.monitor and self.monitor.metric not in known:
+            near = difflib.get_close_matches(self.monitor.metric, known, n=1, cutoff=0.0)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"`Monitor(metric={self.monitor.metric!r})` is not measured: use one of "
+                f"{sorted(known)}.{hint}"
+            )
+
+    def _all(self) -> list[Attached]:
+        return [*constraints_of(self.model), *(Attached((), c) for c in self.constraints)]
+
+    @property
+    def step(self) -> int:
+        """How many steps have been taken."""
+        return int(self.state.step)
+
+    @property
+    def trained(self) -> Any:
+        """The model as it is now; with the averaged parameters, if there is an average."""
+        model = self._step.model(self._step.averaged_or_current(self.state), self.state.rest)
+        model.eval()
+        return model
+
+    def fit(self, *, fast_dev_run: bool = False) -> Result:
+        """Trains up to ``steps``, or goes on from where `restore` has put it.
+
+        SIGTERM and Ctrl-C make it save and return; a second Ctrl-C does not wait.
+
+        Args:
+            fast_dev_run: two steps and one batch of the evaluation, without a folder: does it run?
+        """
+        run = None if fast_dev_run else self.run
+        last = min(self.steps, self.step + 2) if fast_dev_run else self.steps
+        assert not isinstance(run, str)
+        with contextlib.ExitStack() as stack:
+            checkpoints = None
+            if run is not None:
+                if self._is_first:
+                    run_folder.prepare(run, self.config or {}, resuming=self._restored)
+                    stack.enter_context(run_folder.locked(run))
+                checkpoints = self._checkpoints(run)
+                stack.callback(checkpoints.close)
+            listeners = self._listeners(run, last)
+            asked = stack.enter_context(requests())
+            loop = _Loop(self, listeners, checkpoints, last, limit=1 if fast_dev_run else None)
+            reason = "failed"
+            try:
+                loop.start()
+                reason = loop.go(asked)
+            finally:
+                for listener in listeners:
+                    listener.on_end(self.step, reason)
+        nnx.update(self.model, self.state.parameters, self.state.rest)
+        return Result(reason, self.step, loop.evaluated, self.trained, loop.seconds)
+
+    def evaluate(
+        self, data: Batches | None = None, *, limit: int | None = None
+    ) -> dict[str, float]:
+        """Metrics and violations on held-out data, those of ``evaluation`` by default."""
+        data = self.evaluation if data is None else data
+        if data is None:
+            raise ValueError("`evaluate` needs data: pass it here or as `Trainer(evaluation=...)`.")
+        parameters = self._step.averaged_or_current(self.state)
+        return self._evaluation(parameters, self.state.rest, data, limit=limit)
+
+    def restore(
+        self,
+        step: int | Literal["last", "best"] = "last",
+        *,
+        run: pathlib.Path | str | None = None,
+        fallback: bool = False,
+    ) -> int:
+        """Puts the state of a checkpoint in place, and returns its step.
+
+        Args:
+            step: which one; by default the newest.
+            run: the folder of the run; by default this trainer's.
+            fallback: whether to take the one before, and so on, if the checkpoint is damaged.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or it is of another model.
+        """
+        folder = pathlib.Path(run or self.run or "")
+        if not (run or self.run) or not (folder / "checkpoints").is_dir():
+            raise CheckpointError(f"there are no checkpoints in {folder}: nothing to restore.")
+        checkpoints = self._checkpoints(folder, reading=True)
+        try:
+            wanted = {"last": checkpoints.latest, "best": checkpoints.best}.get(str(step), step)
+            if wanted is None:
+                raise CheckpointError(f"{folder} has no complete checkpoint.")
+            earlier = [s for s in reversed(checkpoints.steps) if s < int(wanted)]
+            self.state, about = _first_readable(
+                checkpoints, [int(wanted), *(earlier if fallback else [])], self.state
+            )
+        finally:
+            checkpoints.close()
+        self._best, self._without_best = about.get("best"), about.get("without_best", 0)
+        self._restored = True
+        return self.step
+
+    def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
+        """Traces one step on shapes alone, which finds most mistakes; returns the state's shapes."""
+        return jax.eval_shape(self._step, self.state, {}, self._example())[0]
+
+    def lower(self) -> jax.stages.Lowered:
+        """The step, ready to be compiled, to look at memory and collectives."""
+        batch = self.sharding.place_batch(self._example())
+        return self._compiled.lower(self.state, self._totals(batch), batch)
+
+    def _example(self) -> PyTree:
+        with contextlib.closing(self._batches(self.step)) as batches:
+            return jax.tree.map(jnp.asarray, next(batches))
+
+    def _batches(self, step: int) -> Any:
+        return self.data.from_step(step, process=jax.process_index(), processes=jax.process_count())
+
+    def _totals(self, batch: PyTree) -> dict[str, jax.Array]:
+        """Sums at zero."""
+        names = self._step.metric_names(self.state, batch)
+        return jax.device_put({name: jnp.zeros(()) for name in names}, self.sharding.whole)
+
+    def _checkpoints(self, run: pathlib.Path, *, reading: bool = False) -> Checkpoints:
+        return Checkpoints(
+            run / "checkpoints",
+            keep=self.keep,
+            metric=self.monitor.metric if self.monitor else None,
+            mode=self.monitor.mode if self.monitor else "min",
+            reading=reading,
+        )
+
+    def _listeners(self, run: pathlib.Path | None, last: int) -> list[Callback]:
+        if not self._is_first:
+            return []
+        listeners: list[Callback] = []
+        if run is not None:
+            listeners += [JsonLines(run / "metrics.jsonl"), TensorBoard(run / "tensorboard")]
+        if self.progress:
+            listeners.append(Bar(last, title=self.title))
+        return [*listeners, *self.callbacks]
+
+
+class _Loop:
+    """One call of `Trainer.fit`."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        listeners: Sequence[Callback],
+        checkpoints: Checkpoints | None,
+        last: int,
+        limit: int | None,
+    ):
+        self.trainer, self.listeners, self.checkpoints = trainer, listeners, checkpoints
+        self.last, self.limit = last, limit
+        self.step = trainer.step
+        self.evaluated: dict[str, float] = {}
+        self.seconds = 0.0
+        self._waited = 0.0
+        self._noted = int(trainer.state.health.skipped)
+        self._contradicted = False
+
+    def start(self) -> None:
+        trainer = self.trainer
+        if trainer.progress and trainer._is_first:
+            sharding = trainer.sharding
+            Console().print(
+                sharding.describe(trainer.state, trainer.data.batch), highlight=False, style="dim"
+            )
+        for listener in self.listeners:
+            listener.on_start(trainer, self.step)
+        if trainer._restored:
+            self._tell(f"resumed from step {self.step}")
+
+    def go(self, asked: Any) -> str:
+        """Step, log, evaluate, save, check for preemption; returns why it ended."""
+        trainer = self.trainer
+        batches = self._timed(trainer._batches(self.step))
+        totals: Any = None
+        reason = "finished"
+        in_flight: collections.deque[jax.Array] = collections.deque()
+        clock = time.perf_counter()
+        counted = self.step
+        with contextlib.closing(batches):
+            for rows in itertools.islice(batches, self.last - self.step):
+                batch = trainer.sharding.place_batch(rows)
+                if totals is None:
+                    totals = zeros = trainer._totals(batch)
+                    totals = jax.tree.map(jnp.copy, zeros)
+                trainer.state, totals, token = trainer._compiled(trainer.state, totals, batch)
+                self.step += 1
+                in_flight.append(token)
+                if len(in_flight) > AHEAD:
+                    jax.block_until_ready(in_flight.popleft())
+                if counted == self.step - 1 and not self.seconds:
+                    jax.block_until_ready(token)  # compiled: the clock starts now
+                    clock, counted, self._waited = time.perf_counter(), self.step, 0.0
+                is_last = self.step == self.last
+                if self.step % trainer.log_every == 0 or is_last:
+                    figures = self._logged(totals, clock, self.step - counted)
+                    self.seconds += time.perf_counter() - clock
+                    totals = jax.tree.map(jnp.copy, zeros)
+                    self._tell_log(figures)
+                    clock, counted, self._waited = time.perf_counter(), self.step, 0.0
+                pause = time.perf_counter()
+                stop_early = self._evaluate(is_last=is_last)
+                ask = asked.stop or self._preempted()
+                self._save(is_due=is_last or stop_early or bool(ask))
+                clock += time.perf_counter() - pause
+                if stop_early:
+                    reason = "stopped early"
+                    break
+                if ask and not is_last:
+                    reason = f"asked to stop by {ask}"
+                    break
+        self._check_health()
+        if self.checkpoints is not None:
+            self._guarded(self.checkpoints.wait)
+        return reason
+
+    def _timed(self, batches: Iterator) -> Iterator:
+        """The same batches, with the time spent waiting for them noted down."""
+        source = prefetched(batches) if not self.trainer.data.is_cheap else batches
+        try:
+            while True:
+                start = time.perf_counter()
+                try:
+                    rows = next(source)
+                except StopIteration:
+                    return
+                self._waited += time.perf_counter() - start
+                yield rows
+        finally:
+            source.close()
+
+    def _logged(self, totals: Any, clock: float, steps: int) -> dict[str, float]:
+        """Means since the last log. Here, and only here, the host waits for the device."""
+        sums = {name: float(value) for name, value in jax.device_get(totals).items()}
+        taken = max(sums.pop("steps"), 1.0)
+        figures = {name: value / taken for name, value in sums.items()}
+        elapsed = time.perf_counter() - clock
+        if steps:
+            figures["steps_per_second"] = steps / elapsed
+            figures["data_wait"] = self._waited / elapsed
+        self._check_health()
+        self._name_contradictions()
+        return figures
+
+    def _tell_log(self, figures: Mapping[str, float]) -> None:
+        for listener in self.listeners:
+            listener.on_log(self.step, figures)
+
+    def _tell(self, message: str) -> None:
+        for listener in self.listeners:
+            listener.on_event(self.step, message)
+
+    def _check_health(self) -> None:
+        """Names the first step that was not finite, and what in it was not."""
+        health = jax.device_get(self.trainer.state.health)
+        if health.skipped <= self._noted:
+            return
+        cause = self.trainer._step.causes[int(health.cause)]
+        message = f"step {int(health.step)} was not finite: {cause}"
+        if self.trainer.on_nonfinite == "stop":
+            saved = self.checkpoints.latest if self.checkpoints else None
+            kept = f" The last checkpoint, of step {saved}, is good." if saved is not None else ""
+            self._tell(message)
+            raise NonFiniteError(
+                f"{message}. Parameters are those before that step.{kept} Lower the learning rate "
+                "or gamma, clip gradients, or pass on_nonfinite='skip'."
+            )
+        new = int(health.skipped) - self._noted
+        self._noted = int(health.skipped)
+        self._tell(f"{message}; skipped {new} steps since the last log")
+
+    def _name_contradictions(self) -> None:
+        """Once a run: that constraints contradict is a property of the problem."""
+        if self._contradicted:
+            return
+        for sentence in contradictions(jax.device_get(self.trainer.state.constraints)):
+            self._contradicted = True
+            self._tell(sentence)
+
+    def _evaluate(self, *, is_last: bool) -> bool:
+        """Whether patience has run out."""
+        trainer, every = self.trainer, self.trainer.evaluate_every
+        due = is_last or (every is not None and self.step % every == 0)
+        if trainer.evaluation is None or not due:
+            return False
+        self.evaluated = trainer.evaluate(limit=self.limit)
+        for listener in self.listeners:
+            listener.on_evaluate(self.step, self.evaluated)
+        monitor = trainer.monitor
+        if monitor is None:
+            return False
+        value = self.evaluated[monitor.metric]
+        if monitor.is_better(value, trainer._best):
+            trainer._best, trainer._without_best = value, 0
+            self._save(is_due=True)
+            return False
+        trainer._without_best += 1
+        return monitor.patience is not None and trainer._without_best >= monitor.patience
+
+    def _preempted(self) -> str | None:
+        if self.checkpoints is None or jax.process_count() == 1:
+            return None
+        return "SIGTERM" if self.checkpoints.preempted(self.step) else None
+
+    def _save(self, *, is_due: bool) -> None:
+        trainer, every = self.trainer, self.trainer.save_every
+        if self.checkpoints is None or not (is_due or (every and self.step % every == 0)):
+            return
+        if self.step in self.checkpoints.steps:
+            return
+        self._check_health()
+        about = {
+            "config": trainer.config or {},
+            "best": trainer._best,
+            "without_best": trainer._without_best,
+            "devices": trainer.sharding.mesh.size,
+            "processes": jax.process_count(),
+        }
+        is_fresh = trainer.evaluation is not None and self.evaluated
+        self._guarded(
+            lambda: self.checkpoints.save(  # type: ignore[union-attr]
+                self.step,
+                trainer.state,
+                about=about,
+                metrics=self.evaluated if is_fresh else {},
+            )
+        )
+        for listener in self.listeners:
+            listener.on_save(self.step)
+
+    def _guarded(self, save: Callable[[], None]) -> None:
+        """A save that fails is reported, and ends the run only if that was asked for."""
+        try:
+            save()
+        except CheckpointError as error:
+            self._tell(str(error))
+            if self.trainer.on_save_error == "stop":
+                raise
+
+
+def _first_readable(
+    checkpoints: Checkpoints, steps: Sequence[int], like: State
+) -> tuple[State, dict[str, Any]]:
+    for step, is_last in zip(steps, [*[False] * (len(steps) - 1), True], strict=True):
+        try:
+            return checkpoints.restore(step, like)
+        except CheckpointError:
+            if is_last:
+                raise
+    raise AssertionError("there is at least one step")
