@@ -24,8 +24,8 @@ class Sharding:
     and the vectors of a least-squares solve lie as their parameters do.
 
     >>> sharding = Sharding.over(devices=1)
-    >>> sharding.mesh.shape
-    OrderedDict({'data': 1, 'fsdp': 1})
+    >>> dict(sharding.mesh.shape)
+    {'data': 1, 'fsdp': 1}
     """
 
     mesh: Mesh

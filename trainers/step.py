@@ -109,8 +109,7 @@ class Step:
 
     def initial(self, model: nnx.Module) -> State:
         """The state before the first step."""
-        _, parameters, _, rest = nnx.split(model, self.wrt, nnx.RngState, ...)
-        parameters, rest = nnx.pure(parameters), nnx.pure(rest)
+        _, parameters, _, rest = apart(model, self.wrt)
         optimizer, constraints = self._apart(self.transformation.init(parameters))
         zero = jnp.zeros((), jnp.int32)
         return State(
@@ -225,8 +224,8 @@ class Step:
         loss, metrics = result if isinstance(result, tuple) else (result, {})
         _check_scalars(loss, metrics)
         nnx.pop(model, nnx.Intermediate)
-        _, _, _, changed = nnx.split(model, self.wrt, nnx.RngState, ...)
-        changed = jax.tree.map(lambda new, old: new.astype(old.dtype), nnx.pure(changed), rest)
+        changed = apart(model, self.wrt)[3]
+        changed = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, rest)
         metrics = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
         return jnp.asarray(loss, jnp.float32), (metrics, changed)
 
@@ -271,6 +270,13 @@ class Step:
         if self.order == "constraints last":
             return state.optimizer, state.constraints
         return state, ()
+
+
+def apart(model: nnx.Module, wrt: Any) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
+    """The structure of a model, what is trained, its random streams, and the rest."""
+    parts: Any = nnx.split(model, wrt, nnx.RngState, ...)
+    graph, parameters, rngs, rest = parts
+    return graph, nnx.as_pure(parameters), rngs, nnx.as_pure(rest)
 
 
 def combine(

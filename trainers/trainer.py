@@ -10,7 +10,7 @@ import itertools
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -31,7 +31,7 @@ from constrainx.preemption import requests
 from constrainx.projection import SolverChoice
 from constrainx.sharding import Sharding
 from constrainx.trainers.evaluation import Evaluation
-from constrainx.trainers.step import OnNonFinite, Placement, Precision, State, Step, combine
+from constrainx.trainers.step import OnNonFinite, Placement, Precision, State, Step, apart, combine
 
 # Steps that may wait for the device. It always has work, and memory for batches stays bounded.
 AHEAD = 8
@@ -100,8 +100,9 @@ class Trainer:
     ...     devices=1,
     ...     progress=False,
     ... )
-    >>> print(trainer.fit().model.kernel[...].round(1))
-    [[3.]]
+    >>> result = trainer.fit()
+    >>> print(result.reason, result.model.kernel[...].round(1))
+    finished [[3.]]
 
     Attributes:
         model: an NNX module, possibly with attached constraints. It is left alone until `fit` ends,
@@ -170,7 +171,7 @@ class Trainer:
     run: pathlib.Path | str | None = None
     config: Mapping[str, Any] | None = None
     save_every: int | None = None
-    keep: Keep = Keep()
+    keep: Keep = dataclasses.field(default_factory=Keep)
     on_save_error: Literal["stop", "continue"] = "stop"
     on_nonfinite: OnNonFinite = "stop"
     log_every: int = 50
@@ -201,7 +202,7 @@ class Trainer:
             solver=self.solver,
             weight=self.weight,
         )
-        graph, _, rngs, _ = nnx.split(self.model, self.wrt, nnx.RngState, ...)
+        graph, _, rngs, _ = apart(self.model, self.wrt)
         self._step = Step(
             graph=graph,
             rngs=rngs,
@@ -373,7 +374,7 @@ class Trainer:
         return self.step
 
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
-        """Traces one step on shapes alone, which finds most mistakes; returns the state's shapes."""
+        """Traces one step on shapes alone, which finds most mistakes; returns their state."""
         return jax.eval_shape(self._step, self.state, {}, self._example())[0]
 
     def lower(self) -> jax.stages.Lowered:
@@ -491,7 +492,7 @@ class _Loop:
             self._guarded(self.checkpoints.wait)
         return reason
 
-    def _timed(self, batches: Iterator) -> Iterator:
+    def _timed(self, batches: Any) -> Generator[PyTree, None, None]:
         """The same batches, with the time spent waiting for them noted down."""
         source = prefetched(batches) if not self.trainer.data.is_cheap else batches
         try:
