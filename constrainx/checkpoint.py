@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -68,15 +69,12 @@ class Checkpoints:
     ):
         self.folder = folder
         self._metric, self._mode = metric, mode
+        self._ranks: dict[int, float] = {}
         preserved: list[Any] = [policies.LatestN(n=keep.last)]
         if keep.every is not None:
             preserved.append(policies.EveryNSteps(interval_steps=keep.every))
         if metric is not None and keep.best:
-            preserved.append(
-                policies.BestN(
-                    get_metric_fn=self._rank, n=keep.best, keep_checkpoints_without_metrics=False
-                )
-            )
+            preserved.append(_BestSteps(rank=self._ranks, count=keep.best))
         self._manager = ocp.CheckpointManager(
             folder.absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -90,6 +88,11 @@ class Checkpoints:
                 "about": ocp.JsonCheckpointHandler(),
             },
         )
+        self._begun: int | None = None
+        for step in self.steps:
+            # One that cannot be read is not the best, and an error only to those who ask for it.
+            with contextlib.suppress(CheckpointError):
+                self._ranks[step] = self._rank(self.about(step).get("metrics"))
 
     def _rank(self, metrics: Mapping[str, float] | None) -> float:
         """Larger is better."""
@@ -109,14 +112,14 @@ class Checkpoints:
 
     @property
     def best(self) -> int | None:
-        """The step with the best monitored metric, or the newest if none is monitored."""
+        """The first step with the best monitored metric, or the newest if none is monitored."""
         ranked = {}
         for step in self.steps:
             about = self.about(step)
             ranked[step] = self._rank(about.get("metrics"))
         if not ranked or max(ranked.values()) == -math.inf:
             return self.latest
-        return max(ranked, key=lambda step: (ranked[step], step))
+        return max(ranked, key=lambda step: (ranked[step], -step))
 
     def save(
         self, step: int, state: PyTree, *, about: Mapping[str, Any], metrics: Mapping[str, float]
@@ -129,13 +132,14 @@ class Checkpoints:
         if step in self.steps:
             return
         about = {**about, "step": step, "metrics": dict(metrics)}
+        self._ranks[step] = self._rank(metrics)
+        self._begun = step
         try:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.PyTreeSave(by_path(state)), about=ocp.args.JsonSave(about)
                 ),
-                metrics={name: float(value) for name, value in metrics.items()},
                 force=True,
             )
         except Exception as error:  # whatever the file system and Orbax may raise
@@ -151,11 +155,22 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
         except Exception as error:
-            raise _failed_to_write(None, self.folder, error) from error
+            raise _failed_to_write(self._begun, self.folder, error) from error
+
+    def forget_after(self, step: int) -> list[int]:
+        """Deletes what was saved after a step, for a run that goes on from there; returns which."""
+        later = [saved for saved in self.steps if saved > step]
+        for saved in later:
+            self._manager.delete(saved)
+            self._ranks.pop(saved, None)
+        return later
 
     def close(self) -> None:
         """Waits, and releases threads. Errors of the last save are raised by `wait`, not here."""
-        self._manager.close()
+        try:
+            self._manager.close()
+        except Exception as error:
+            log.warning("%s", _failed_to_write(self._begun, self.folder, error))
 
     def preempted(self, step: int) -> bool:
         """Whether all processes agree to stop at this step, after one of them was asked to."""
@@ -208,15 +223,40 @@ class Checkpoints:
             raise _failed_to_read(step, self, error) from error
         if missing:
             log.info("step %d has no %s: they start afresh", step, ", ".join(sorted(missing)))
-        paths = list(wanted)
-        leaves = [found.get(path, wanted[path]) for path in paths]
+        leaves = [
+            _afresh(path, leaf, found) if path in missing else found[path]
+            for path, leaf in wanted.items()
+        ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), about
+
+
+@dataclasses.dataclass
+class _BestSteps(policies.PreservationPolicy):
+    """Orbax's own `BestN` knows no metrics of steps that an earlier process has saved."""
+
+    rank: Mapping[int, float]
+    count: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        del context
+        ranks = {info.step: self.rank.get(info.step, -math.inf) for info in checkpoints}
+        ranked = [step for step in ranks if ranks[step] > -math.inf]
+        best = sorted(ranked, key=lambda step: (ranks[step], -step))[-self.count :]
+        return [info.step in best for info in checkpoints]
 
 
 def by_path(state: PyTree) -> dict[str, Any]:
     """The arrays of a state by where they are, such as ``parameters.layers.0.kernel``."""
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat}
+
+
+def _afresh(path: str, initial: Any, found: Mapping[str, Any]) -> Any:
+    """What a part that is missing starts from: an average and a count, from where training is."""
+    part, _, rest = path.partition(".")
+    source = {"ema": f"parameters.{rest}", "constraints": rest}[part]
+    # A copy, so that both can be donated.
+    return jax.numpy.copy(found[source]) if source in found else initial
 
 
 def _check_same_model(
@@ -264,4 +304,9 @@ def _failed_to_read(step: int, checkpoints: Checkpoints, error: Exception) -> Ch
 
 def _reason(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    line = lines[0]
+    # Tensorstore begins with the array and ends with what the operating system has said.
+    short = line if len(line) <= 300 else f"{line[:120]} … {line[-170:]}"
+    return f"{type(error).__name__}: {short}"

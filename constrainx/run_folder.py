@@ -24,21 +24,11 @@ class RunError(RuntimeError):
 
 
 def prepare(folder: pathlib.Path, config: Mapping[str, Any], *, resuming: bool) -> None:
-    """Makes the folder and writes config and environment, or says why not.
+    """Writes config and environment to a folder that is `locked`, or says why not.
 
     Raises:
-        RunError: it cannot be written to, or holds a run already, or one of another config.
+        RunError: it holds a run already, or one of another config.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise RunError(
-            f"the run folder {folder} cannot be written to: {error.strerror}. Choose another with "
-            "`--run FOLDER`."
-        ) from error
     path = folder / "config.json"
     config = json.loads(json.dumps(config, default=str))
     if path.exists():
@@ -82,13 +72,22 @@ def environment() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Keeps other processes out while the block runs; the lock goes with the process, always.
+    """Makes the folder, and keeps other processes out while the block runs.
+
+    The lock goes with the process, always.
 
     Raises:
-        RunError: another process has the folder.
+        RunError: another process has the folder, or it cannot be written to.
     """
-    path = folder / "lock"
-    with path.open("a+") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = (folder / "lock").open("a+")
+    except OSError as error:
+        raise RunError(
+            f"the run folder {folder} cannot be written to: {error.strerror}. Choose another with "
+            "`--run FOLDER`."
+        ) from error
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from constrainx.constraints._compose import Composed
 from constrainx.nullspace import ConstrainedState, constrain, nullspace
-from constrainx.outcome import reports
+from constrainx.outcome import NullspaceState, reports
 from constrainx.rivals import lagrangian, penalty
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -30,7 +30,7 @@ class Health(NamedTuple):
 
     Attributes:
         skipped: how many.
-        step: the first of them, or −1.
+        step: the last of them, or −1; where a run stops for it, the first.
         cause: what was not finite there, as a position in `Step.causes`.
     """
 
@@ -100,12 +100,8 @@ class Step:
     @property
     def causes(self) -> tuple[str, ...]:
         """What may turn out not to be finite."""
-        names = self.constraints.names if self._is_constrained else ()
+        names = self.constraints.names if self.constraints else ()
         return ("loss", "gradient", *(f"constraint {name!r}" for name in names), "update")
-
-    @property
-    def _is_constrained(self) -> bool:
-        return self.order != "optimizer alone"
 
     def initial(self, model: nnx.Module) -> State:
         """The state before the first step."""
@@ -119,7 +115,7 @@ class Step:
             optimizer=optimizer,
             constraints=constraints,
             ema=() if self.ema is None else parameters,
-            health=Health(zero, zero - 1, zero),
+            health=healthy(),
         )
 
     def __call__(
@@ -132,7 +128,7 @@ class Step:
             batch = self.augment(batch, augment_key)
         loss, metrics, rest, gradients = self._gradients(state, batch, loss_key)
         extra = {}
-        if self._is_constrained:
+        if self.constraints is not None:
             module = self.model(state.parameters, state.rest)
             extra = {"batch": batch, "key": constraint_key, "module": module}
         updates, parts = self.transformation.update(
@@ -165,8 +161,10 @@ class Step:
             lambda new, old: jnp.where(proceed, new, old).astype(old.dtype), taken, state
         )
         metrics = {"loss": loss, "gradient_norm": gradient_norm, **metrics, **_figures(found)}
+        # A step that is skipped has been taken. One that ends the run has not.
+        moved = jnp.ones((), bool) if self.on_nonfinite == "skip" else proceed
         return (
-            kept._replace(step=state.step + 1, health=health),
+            kept._replace(step=state.step + moved, health=health),
             _added(totals, metrics, proceed),
             loss,
         )
@@ -239,11 +237,11 @@ class Step:
     def _examined(self, state: State, flags: Array) -> tuple[Health, Array]:
         """Notes down a step that is not finite; whether to take this one."""
         bad, health = jnp.any(flags), state.health
-        is_first = bad & (health.skipped == 0)
+        is_news = bad if self.on_nonfinite == "skip" else bad & (health.skipped == 0)
         noted = Health(
             skipped=health.skipped + bad,
-            step=jnp.where(is_first, state.step, health.step),
-            cause=jnp.where(is_first, jnp.argmax(flags).astype(jnp.int32), health.cause),
+            step=jnp.where(is_news, state.step, health.step),
+            cause=jnp.where(is_news, jnp.argmax(flags).astype(jnp.int32), health.cause),
         )
         if self.on_nonfinite == "skip":
             return noted, ~bad
@@ -272,6 +270,12 @@ class Step:
         return state, ()
 
 
+def healthy() -> Health:
+    """That of a run in which all has been finite."""
+    zero = jnp.zeros((), jnp.int32)
+    return Health(zero, zero - 1, jnp.copy(zero))
+
+
 def apart(model: nnx.Module, wrt: Any) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
     """The structure of a model, what is trained, its random streams, and the rest."""
     parts: Any = nnx.split(model, wrt, nnx.RngState, ...)
@@ -291,8 +295,10 @@ def combine(
 ) -> tuple[optax.GradientTransformationExtraArgs, Any]:
     """Optimizer and constraints as one transformation, and the order of the two in its state."""
     optimizer = optax.with_extra_args_support(optimizer)
-    if constraints is None or method == "none":
+    if constraints is None:
         return optimizer, "optimizer alone"
+    if method == "none":
+        return optax.chain(_watch(constraints), optimizer), "constraints first"
     if method == "penalty":
         return optax.chain(penalty(constraints, weight), optimizer), "constraints first"
     if method == "lagrangian":
@@ -300,6 +306,24 @@ def combine(
     if placement == "gradient":
         return optax.chain(nullspace(constraints, solver=solver), optimizer), "constraints first"
     return constrain(optimizer, constraints, metric=metric, solver=solver), "constraints last"
+
+
+def _watch(constraints: Composed) -> optax.GradientTransformationExtraArgs:
+    """Measures the constraints and changes nothing."""
+    measured = penalty(constraints, 0.0)
+
+    def update(
+        updates: PyTree, state: NullspaceState, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, NullspaceState]:
+        # The gradient of the penalty is not used, so XLA does not compute it.
+        _, state = measured.update(updates, state, params, **extra)
+        idle = {
+            name: report._replace(active=jnp.zeros((), bool))
+            for name, report in state.reports.items()
+        }
+        return updates, state._replace(reports=idle)
+
+    return optax.GradientTransformationExtraArgs(measured.init, update)
 
 
 def takes_key(function: Callable[..., Any]) -> bool:

@@ -31,7 +31,16 @@ from constrainx.preemption import requests
 from constrainx.projection import SolverChoice
 from constrainx.sharding import Sharding
 from constrainx.trainers.evaluation import Evaluation
-from constrainx.trainers.step import OnNonFinite, Placement, Precision, State, Step, apart, combine
+from constrainx.trainers.step import (
+    OnNonFinite,
+    Placement,
+    Precision,
+    State,
+    Step,
+    apart,
+    combine,
+    healthy,
+)
 
 # Steps that may wait for the device. It always has work, and memory for batches stays bounded.
 AHEAD = 8
@@ -74,7 +83,7 @@ class Result:
         step: after how many steps.
         metrics: of the last evaluation.
         model: the trained model; with the averaged parameters, if there is an average.
-        seconds: spent in steps, without compilation and evaluation.
+        seconds: spent in steps, those before a `restore` included, compilation and evaluation not.
     """
 
     reason: str
@@ -193,6 +202,8 @@ class Trainer:
         constrained.eval()
         found = [*constraints_of(constrained), *(Attached((), c) for c in self.constraints)]
         composed = compose(constrained, *self.constraints, model=constrained) if found else None
+        names = composed.names if composed else ()
+        self._check_monitor(names)
         transformation, order = combine(
             self.optimizer,
             composed,
@@ -219,7 +230,6 @@ class Trainer:
             on_nonfinite=self.on_nonfinite,
         )
         self.state: State = self.sharding.place(self._step.initial(self.model))
-        names = composed.names if composed else ()
         self._evaluation = Evaluation(
             rebuild=self._step.model,
             metrics=self.metrics,
@@ -235,7 +245,8 @@ class Trainer:
         # What a checkpoint notes down beside the arrays.
         self._best: float | None = None
         self._without_best = 0
-        self._restored = False
+        self._seconds = 0.0
+        self._restored_from: pathlib.Path | None = None
         self._is_first = jax.process_index() == 0
 
     def _check(self) -> None:
@@ -272,7 +283,9 @@ class Trainer:
             raise ValueError(f"`Trainer(ema=...)` must be in [0, 1), got {self.ema!r}.")
         if self.monitor and self.evaluation is None:
             raise ValueError("`Trainer(monitor=...)` needs `evaluation=`, held-out data.")
-        known = {*self.metrics, *(f"violation/{c.constraint.label}" for c in self._all())}
+
+    def _check_monitor(self, constraints: Sequence[str]) -> None:
+        known = {*self.metrics, *(f"violation/{name}" for name in constraints)}
         if self.monitor and self.monitor.metric not in known:
             near = difflib.get_close_matches(self.monitor.metric, known, n=1, cutoff=0.0)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -281,13 +294,16 @@ class Trainer:
                 f"{sorted(known)}.{hint}"
             )
 
-    def _all(self) -> list[Attached]:
-        return [*constraints_of(self.model), *(Attached((), c) for c in self.constraints)]
-
     @property
     def step(self) -> int:
         """How many steps have been taken."""
         return int(self.state.step)
+
+    @property
+    def constraint_names(self) -> tuple[str, ...]:
+        """Of the constraints that act in training."""
+        composed = self._step.constraints
+        return () if composed is None or self.method == "none" else composed.names
 
     @property
     def trained(self) -> Any:
@@ -307,20 +323,25 @@ class Trainer:
         run = None if fast_dev_run else self.run
         last = min(self.steps, self.step + 2) if fast_dev_run else self.steps
         assert not isinstance(run, str)
+        if self.on_nonfinite == "stop":
+            # What was not finite before has been reported, or skipped by a run that was to skip it.
+            self.state = self.state._replace(health=self.sharding.place(healthy()))
         with contextlib.ExitStack() as stack:
-            checkpoints = None
+            checkpoints, dropped = None, []
             if run is not None:
+                resuming = _same(run, self._restored_from)
                 if self._is_first:
-                    run_folder.prepare(run, self.config or {}, resuming=self._restored)
                     stack.enter_context(run_folder.locked(run))
+                    run_folder.prepare(run, self.config or {}, resuming=resuming)
                 checkpoints = self._checkpoints(run)
                 stack.callback(checkpoints.close)
+                dropped = checkpoints.forget_after(self.step) if resuming else []
             listeners = self._listeners(run, last)
             asked = stack.enter_context(requests())
             loop = _Loop(self, listeners, checkpoints, last, limit=1 if fast_dev_run else None)
             reason = "failed"
             try:
-                loop.start()
+                loop.start(dropped)
                 reason = loop.go(asked)
             finally:
                 for listener in listeners:
@@ -360,17 +381,18 @@ class Trainer:
             raise CheckpointError(f"there are no checkpoints in {folder}: nothing to restore.")
         checkpoints = self._checkpoints(folder, reading=True)
         try:
-            wanted = {"last": checkpoints.latest, "best": checkpoints.best}.get(str(step), step)
+            wanted = _wanted(checkpoints, step)
             if wanted is None:
                 raise CheckpointError(f"{folder} has no complete checkpoint.")
-            earlier = [s for s in reversed(checkpoints.steps) if s < int(wanted)]
+            earlier = [s for s in reversed(checkpoints.steps) if s < wanted]
             self.state, about = _first_readable(
-                checkpoints, [int(wanted), *(earlier if fallback else [])], self.state
+                checkpoints, [wanted, *(earlier if fallback else [])], self.state
             )
         finally:
             checkpoints.close()
         self._best, self._without_best = about.get("best"), about.get("without_best", 0)
-        self._restored = True
+        self._seconds = about.get("seconds", 0.0)
+        self._restored_from = folder
         return self.step
 
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
@@ -429,12 +451,13 @@ class _Loop:
         self.last, self.limit = last, limit
         self.step = trainer.step
         self.evaluated: dict[str, float] = {}
-        self.seconds = 0.0
+        self._evaluated_at = -1
+        self.seconds = trainer._seconds
         self._waited = 0.0
         self._noted = int(trainer.state.health.skipped)
         self._contradicted = False
 
-    def start(self) -> None:
+    def start(self, dropped: Sequence[int]) -> None:
         trainer = self.trainer
         if trainer.progress and trainer._is_first:
             sharding = trainer.sharding
@@ -443,12 +466,16 @@ class _Loop:
             )
         for listener in self.listeners:
             listener.on_start(trainer, self.step)
-        if trainer._restored:
-            self._tell(f"resumed from step {self.step}")
+        if trainer._restored_from is not None:
+            later = f"; dropped the later checkpoints {list(dropped)}" if dropped else ""
+            self._tell(f"resumed from step {self.step}{later}")
 
     def go(self, asked: Any) -> str:
         """Step, log, evaluate, save, check for preemption; returns why it ended."""
         trainer = self.trainer
+        if self.step >= self.last:
+            self._evaluate(is_last=True)
+            return "finished"
         batches = self._timed(trainer._batches(self.step))
         totals: Any = None
         reason = "finished"
@@ -456,17 +483,18 @@ class _Loop:
         clock = time.perf_counter()
         counted = self.step
         with contextlib.closing(batches):
-            for rows in itertools.islice(batches, self.last - self.step):
+            for rows in itertools.islice(batches, max(self.last - self.step, 0)):
                 batch = trainer.sharding.place_batch(rows)
-                if totals is None:
-                    totals = zeros = trainer._totals(batch)
+                is_first = totals is None
+                if is_first:
+                    zeros = trainer._totals(batch)
                     totals = jax.tree.map(jnp.copy, zeros)
                 trainer.state, totals, token = trainer._compiled(trainer.state, totals, batch)
                 self.step += 1
                 in_flight.append(token)
                 if len(in_flight) > AHEAD:
                     jax.block_until_ready(in_flight.popleft())
-                if counted == self.step - 1 and not self.seconds:
+                if is_first:
                     jax.block_until_ready(token)  # compiled: the clock starts now
                     clock, counted, self._waited = time.perf_counter(), self.step, 0.0
                 is_last = self.step == self.last
@@ -476,6 +504,8 @@ class _Loop:
                     totals = jax.tree.map(jnp.copy, zeros)
                     self._tell_log(figures)
                     clock, counted, self._waited = time.perf_counter(), self.step, 0.0
+                if self._is_due(trainer.evaluate_every) or self._is_due(trainer.save_every):
+                    jax.block_until_ready(token)  # or steps would count as evaluation
                 pause = time.perf_counter()
                 stop_early = self._evaluate(is_last=is_last)
                 ask = asked.stop or self._preempted()
@@ -557,11 +587,10 @@ class _Loop:
 
     def _evaluate(self, *, is_last: bool) -> bool:
         """Whether patience has run out."""
-        trainer, every = self.trainer, self.trainer.evaluate_every
-        due = is_last or (every is not None and self.step % every == 0)
-        if trainer.evaluation is None or not due:
+        trainer = self.trainer
+        if trainer.evaluation is None or not (is_last or self._is_due(trainer.evaluate_every)):
             return False
-        self.evaluated = trainer.evaluate(limit=self.limit)
+        self.evaluated, self._evaluated_at = trainer.evaluate(limit=self.limit), self.step
         for listener in self.listeners:
             listener.on_evaluate(self.step, self.evaluated)
         monitor = trainer.monitor
@@ -575,14 +604,17 @@ class _Loop:
         trainer._without_best += 1
         return monitor.patience is not None and trainer._without_best >= monitor.patience
 
+    def _is_due(self, every: int | None) -> bool:
+        return every is not None and self.step % every == 0
+
     def _preempted(self) -> str | None:
         if self.checkpoints is None or jax.process_count() == 1:
             return None
         return "SIGTERM" if self.checkpoints.preempted(self.step) else None
 
     def _save(self, *, is_due: bool) -> None:
-        trainer, every = self.trainer, self.trainer.save_every
-        if self.checkpoints is None or not (is_due or (every and self.step % every == 0)):
+        trainer = self.trainer
+        if self.checkpoints is None or not (is_due or self._is_due(trainer.save_every)):
             return
         if self.step in self.checkpoints.steps:
             return
@@ -591,22 +623,23 @@ class _Loop:
             "config": trainer.config or {},
             "best": trainer._best,
             "without_best": trainer._without_best,
+            "seconds": self.seconds,
             "devices": trainer.sharding.mesh.size,
             "processes": jax.process_count(),
         }
-        is_fresh = trainer.evaluation is not None and self.evaluated
-        self._guarded(
-            lambda: self.checkpoints.save(  # type: ignore[union-attr]
-                self.step,
-                trainer.state,
-                about=about,
-                metrics=self.evaluated if is_fresh else {},
-            )
+        checkpoints, metrics = self.checkpoints, {}
+        if self._evaluated_at == self.step:
+            metrics = self.evaluated
+        # That the one before has failed is no reason not to try this one.
+        self._guarded(checkpoints.wait)
+        begun = self._guarded(
+            lambda: checkpoints.save(self.step, trainer.state, about=about, metrics=metrics)
         )
-        for listener in self.listeners:
-            listener.on_save(self.step)
+        if begun:
+            for listener in self.listeners:
+                listener.on_save(self.step)
 
-    def _guarded(self, save: Callable[[], None]) -> None:
+    def _guarded(self, save: Callable[[], None]) -> bool:
         """A save that fails is reported, and ends the run only if that was asked for."""
         try:
             save()
@@ -614,6 +647,22 @@ class _Loop:
             self._tell(str(error))
             if self.trainer.on_save_error == "stop":
                 raise
+            return False
+        return True
+
+
+def _same(folder: pathlib.Path, other: pathlib.Path | None) -> bool:
+    return other is not None and folder.absolute() == other.absolute()
+
+
+def _wanted(checkpoints: Checkpoints, step: int | str) -> int | None:
+    if step == "last":
+        return checkpoints.latest
+    if step == "best":
+        return checkpoints.best
+    if isinstance(step, str):
+        raise ValueError(f"`restore(step=...)` must be a number, 'last' or 'best', got {step!r}.")
+    return step
 
 
 def _first_readable(
