@@ -6,13 +6,14 @@ import argparse
 import difflib
 import pathlib
 
-from benchmarks import adjoint, conditioning, crossover, lenet, report, solve, step, toy
+from benchmarks import adjoint, conditioning, crossover, lenet, loop, report, solve, step, toy
 
 BENCHMARKS = {
     "adjoint": adjoint.run,
     "conditioning": conditioning.run,
     "crossover": crossover.run,
     "lenet": lenet.run,
+    "loop": loop.run,
     "solve": solve.run,
     "step": step.run,
     "toy": toy.run,
@@ -36,6 +37,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         "iterations, and against the condition number. solve: time of one solve on 50 million "
         "parameters, and what LSMR adds to its products with A. crossover: Gram matrix against "
         "iterations for growing numbers of rows. lenet: a row an image through convolutions. "
+        "loop: the trainer against a loop written by hand. "
         "step: what constraints add to a training step. "
         "toy: where penalty, Lagrangian and null space end, drawn.",
     )
