@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+log = logging.getLogger("constrainx")
 
 
 class Callback:
@@ -44,7 +47,10 @@ class Callback:
 
 
 class JsonLines(Callback):
-    """Appends to ``metrics.jsonl``: an object a line, safe to read while the run goes on."""
+    """Appends to ``metrics.jsonl``: an object a line, safe to read while the run goes on.
+
+    On a full disk lines are lost; whether the run ends is for the checkpoints to say.
+    """
 
     def __init__(self, path: pathlib.Path):
         self._path = path
@@ -77,8 +83,15 @@ class JsonLines(Callback):
 
     def _append(self, step: int, kind: str, content: Mapping[str, Any]) -> None:
         line = {"step": step, "time": round(time.time() - self._start, 3), "kind": kind, **content}
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with self._path.open("ab", buffering=0) as file:
+                whole = file.tell()
+                encoded = (json.dumps(line) + "\n").encode()
+                if file.write(encoded) < len(encoded):
+                    file.truncate(whole)
+                    raise OSError(f"{self._path} could not be written in full")
+        except OSError as error:
+            log.warning("a line of metrics is lost: %s", error)
 
 
 class TensorBoard(Callback):
@@ -88,6 +101,7 @@ class TensorBoard(Callback):
         from tensorboardX import SummaryWriter
 
         self._writer = SummaryWriter(str(folder))
+        self._has_failed = False
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Scalars under "train"."""
@@ -96,20 +110,32 @@ class TensorBoard(Callback):
     def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
         """Scalars under "eval"."""
         self._scalars("eval", step, metrics)
-        self._writer.flush()
+        self._try(self._writer.flush)
 
     def on_event(self, step: int, message: str) -> None:
         """Text."""
-        self._writer.add_text("events", message, step)
+        self._try(self._writer.add_text, "events", message, step)
 
     def on_end(self, step: int, reason: str) -> None:
         """Closes the files."""
-        self._writer.add_text("events", reason, step)
-        self._writer.close()
+        self._try(self._writer.add_text, "events", reason, step)
+        self._try(self._writer.close)
 
     def _scalars(self, group: str, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            self._writer.add_scalar(f"{group}/{name}", value, step)
+            self._try(self._writer.add_scalar, f"{group}/{name}", value, step)
+
+    def _try(self, write: Callable[..., Any], *arguments: Any) -> None:
+        """On a full disk the thread that writes dies, and its queue, once full, blocks for good."""
+        if self._has_failed:
+            return
+        try:
+            if not self._writer.file_writer.event_writer._worker.is_alive():
+                raise OSError("its thread has ended")
+            write(*arguments)
+        except OSError as error:
+            self._has_failed = True
+            log.warning("TensorBoard gets no more events: %s", error)
 
 
 class WeightsAndBiases(Callback):

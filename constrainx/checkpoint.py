@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import pathlib
+import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -131,7 +132,10 @@ class Checkpoints:
         """
         if step in self.steps:
             return
-        about = {**about, "step": step, "metrics": dict(metrics)}
+        # As in config.json: settings may hold paths and the like.
+        about = json.loads(
+            json.dumps({**about, "step": step, "metrics": dict(metrics)}, default=str)
+        )
         self._ranks[step] = self._rank(metrics)
         self._begun = step
         try:
@@ -143,7 +147,7 @@ class Checkpoints:
                 force=True,
             )
         except Exception as error:  # whatever the file system and Orbax may raise
-            raise _failed_to_write(step, self.folder, error) from error
+            raise self._failed_to_write(error) from error
 
     def wait(self) -> None:
         """Until everything is on disk.
@@ -155,7 +159,7 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
         except Exception as error:
-            raise _failed_to_write(self._begun, self.folder, error) from error
+            raise self._failed_to_write(error) from error
 
     def forget_after(self, step: int) -> list[int]:
         """Deletes what was saved after a step, for a run that goes on from there; returns which."""
@@ -170,11 +174,17 @@ class Checkpoints:
         try:
             self._manager.close()
         except Exception as error:
-            log.warning("%s", _failed_to_write(self._begun, self.folder, error))
+            log.warning("%s", self._failed_to_write(error))
 
-    def preempted(self, step: int) -> bool:
-        """Whether all processes agree to stop at this step, after one of them was asked to."""
-        return bool(self._manager.reached_preemption(step))
+    def _failed_to_write(self, error: Exception) -> CheckpointError:
+        # What there is of it would keep a full disk full.
+        if jax.process_index() == 0:
+            for part in self.folder.glob(f"{self._begun}.orbax-checkpoint-tmp*"):
+                shutil.rmtree(part, ignore_errors=True)
+        return CheckpointError(
+            f"the checkpoint of step {self._begun} could not be written to {self.folder}: "
+            f"{_reason(error)}. Older checkpoints are intact."
+        )
 
     def about(self, step: int) -> dict[str, Any]:
         """What was noted down with a checkpoint: step, metrics, config, devices."""
@@ -279,13 +289,6 @@ def _check_same_model(
             "are in its config.json."
         )
     return missing
-
-
-def _failed_to_write(step: int | None, folder: pathlib.Path, error: Exception) -> CheckpointError:
-    which = "a checkpoint" if step is None else f"the checkpoint of step {step}"
-    return CheckpointError(
-        f"{which} could not be written to {folder}: {_reason(error)}. Older checkpoints are intact."
-    )
 
 
 def _failed_to_read(step: int, checkpoints: Checkpoints, error: Exception) -> CheckpointError:

@@ -9,6 +9,7 @@ import pathlib
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -83,8 +84,8 @@ def supervised(spec: str | None, *, run: pathlib.Path | str | None = None) -> It
 
     When a peer is lost, JAX aborts from a thread of its own and Python has no say. So this process
     becomes a parent that only waits: it hands signals down and the exit code up, and if the child
-    was aborted it says how to go on. An error in the block ends the child at once, without waiting
-    for the peers at the exit, so that they miss it too.
+    was aborted it says how to go on. An error in the block ends the child without waiting for the
+    peers at the exit, where they would not come, so that they miss it in turn.
 
     >>> with supervised(None):
     ...     pass
@@ -166,6 +167,13 @@ def _end_with_parent(reading: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _is_from_jax(error: BaseException | None) -> bool:
+    """Whether this error, or one that led to it, comes from the runtime."""
+    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _leave(error: BaseException) -> NoReturn:
     """Ends the process as Python would, but without JAX's wait for peers that wait for us."""
     code: int | str | None = 1
@@ -179,6 +187,10 @@ def _leave(error: BaseException) -> NoReturn:
         traceback.print_exception(error)
     sys.stdout.flush()
     sys.stderr.flush()
+    if _is_from_jax(error):
+        # A collective may fail as soon as a peer is gone. If that was it, JAX aborts us before this
+        # is over, and the parent has its say.
+        time.sleep(2 * HEARTBEAT_SECONDS)
     if not code and jax.distributed.is_initialized():
         jax.distributed.shutdown()
     os._exit(code if isinstance(code, int) else int(code is not None))

@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from constrainx import report
+from constrainx.report import _plots
 
 
 def train(step, **fields):
@@ -205,9 +206,9 @@ def test_what_is_not_finite_is_a_gap_in_plots_and_named_in_the_table(tmp_path, m
         evaluate(200, error=math.nan),
     ]
     lines = []
-    plot = report.Axes.plot
+    plot = _plots.Axes.plot
     monkeypatch.setattr(
-        report.Axes, "plot", lambda *a, **k: lines.append(a[1:]) or plot(*a, **k)
+        _plots.Axes, "plot", lambda *a, **k: lines.append(a[1:]) or plot(*a, **k)
     )  # fmt: skip
     page = report.write([make(tmp_path / "run", rows)], out=tmp_path / "out")
     figures = table(page)["run"]
@@ -224,9 +225,9 @@ def test_a_point_between_gaps_is_marked(tmp_path):
     losses = [0.5, None, 0.4, 0.3, None, 0.2, None]
     rows = [train(1 + index, loss=loss) for index, loss in enumerate(losses)]
     run = report.load(make(tmp_path / "run", rows))
-    axes = report.Figure().subplots()
-    (panel,) = report._panels([run])["loss"]
-    report._fill(axes, panel, [report._Shown(run, "run", "run", "#000000", "-", "o")])
+    axes = _plots.Figure().subplots()
+    (panel,) = _plots.panels_of([run])["loss"]
+    _plots._fill(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
     line = axes.lines[0]
     assert line.get_marker() == "."
     assert line.get_markevery() == [0, 5]
@@ -244,16 +245,16 @@ def test_a_run_that_only_diverged_has_a_table_and_no_plot(tmp_path):
 def test_the_scale_is_logarithmic_where_all_is_positive(tmp_path, losses, scale):
     rows = [train(100 * (1 + index), loss=loss) for index, loss in enumerate(losses)]
     run = report.load(make(tmp_path / "run", rows))
-    axes = report.Figure().subplots()
-    (panel,) = report._panels([run])["loss"]
-    report._fill(axes, panel, [report._Shown(run, "run", "run", "#000000", "-", "o")])
+    axes = _plots.Figure().subplots()
+    (panel,) = _plots.panels_of([run])["loss"]
+    _plots._fill(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
     assert axes.get_yscale() == scale
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.51, 0.512), (1.0, 9.0), (2e-6, 3e-6), (3.0, 3.0)])
 def test_a_narrow_logarithmic_axis_can_be_read(tmp_path, monkeypatch, low, high):
     labels = []
-    save = report.Figure.savefig
+    save = _plots.Figure.savefig
 
     def spy(figure, *arguments, **keywords):
         save(figure, *arguments, **keywords)
@@ -261,7 +262,7 @@ def test_a_narrow_logarithmic_axis_can_be_read(tmp_path, monkeypatch, low, high)
         ticks = figure.axes[0].get_yticklabels()
         labels.extend(t.get_text() for t in ticks if bottom <= t.get_position()[1] <= top)
 
-    monkeypatch.setattr(report.Figure, "savefig", spy)
+    monkeypatch.setattr(_plots.Figure, "savefig", spy)
     run = make(tmp_path / "run", [train(1, loss=high), train(2, loss=low)])
     report.write([run], out=tmp_path / "out")
     assert len(set(labels)) == len(labels) >= 2
@@ -289,7 +290,7 @@ def test_odd_names_are_escaped_and_drawn(tmp_path):
 def test_odd_names_reach_the_legend_and_are_no_formulas(tmp_path, monkeypatch):
     seen = []
     ticks = []
-    save = report.Figure.savefig
+    save = _plots.Figure.savefig
 
     def spy(figure, *arguments, **keywords):
         seen.append([text.get_text() for text in figure.legends[0].get_texts()])
@@ -297,7 +298,7 @@ def test_odd_names_reach_the_legend_and_are_no_formulas(tmp_path, monkeypatch):
         save(figure, *arguments, **keywords)
         ticks.extend(figure.axes[0].get_yticklabels())
 
-    monkeypatch.setattr(report.Figure, "savefig", spy)
+    monkeypatch.setattr(_plots.Figure, "savefig", spy)
     runs = [make(tmp_path / name, [train(1), train(1000)]) for name in ("_hidden", "$x$")]
     report.write(runs, out=tmp_path / "out")
     assert seen == [["_hidden", "$x$"]]
@@ -317,7 +318,7 @@ def test_odd_names_reach_the_legend_and_are_no_formulas(tmp_path, monkeypatch):
     ],
 )
 def test_what_all_names_begin_with_is_shortened(names, labels):
-    assert report._shortened(names) == labels
+    assert _plots.shortened(names) == labels
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path):
@@ -327,20 +328,20 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path):
 
 def test_colours_stay_with_a_run(tmp_path, monkeypatch):
     colors = []
-    plot = report.Axes.plot
+    plot = _plots.Axes.plot
 
     def spy(axes, steps, *arguments, **keywords):
         if steps:
             colors.append((len(steps), keywords["color"]))
         return plot(axes, steps, *arguments, **keywords)
 
-    monkeypatch.setattr(report.Axes, "plot", spy)
+    monkeypatch.setattr(_plots.Axes, "plot", spy)
     fields = {"steps_per_second": 1.0, "data_wait": 0.1}
     # The first run lacks what the second one's other plots show.
     one = make(tmp_path / "one", [train(1), train(2), train(3)])
     two = make(tmp_path / "two", [train(1, **fields), train(2, **fields)])
     page = report.write([one, two], out=tmp_path / "out")
-    first, second = report._COLORS[:2]
+    first, second = _plots.COLORS[:2]
     assert set(colors) == {(3, first), (2, second)}
     assert f'background:{second}"></span>two' in page.read_text()
 

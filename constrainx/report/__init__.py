@@ -1,0 +1,6 @@
+"""Turns the folders that training runs leave behind into plots, a table and one HTML page."""
+
+from constrainx.report._page import write as write
+from constrainx.report._runs import ReportError as ReportError
+from constrainx.report._runs import Run as Run
+from constrainx.report._runs import load as load

@@ -1,0 +1,222 @@
+"""One HTML page with plots, a table, and what the runs were."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+import pathlib
+import re
+import statistics
+from collections.abc import Sequence
+
+from constrainx.report._plots import (
+    COLORS,
+    DASHES,
+    FIGURES,
+    MARKERS,
+    Shown,
+    constraints_of,
+    distinct,
+    draw,
+    evaluated_in,
+    panels_of,
+    shortened,
+)
+from constrainx.report._runs import ReportError, Row, Run, as_number, load, series
+
+_STYLE = """
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:1rem}
+h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem}h3{font-size:1rem;overflow-wrap:anywhere}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
+th,td{padding:.35rem .7rem;text-align:right;border-bottom:1px solid #8886;vertical-align:bottom}
+th:first-child{text-align:left;position:sticky;left:0;background:Canvas;min-width:8rem;
+max-width:45vw;overflow-wrap:anywhere}
+thead th{font-weight:600}tbody th{font-weight:400}
+.swatch{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin-right:.5em}
+img{max-width:100%;height:auto;background:#fff;border-radius:6px}
+pre{overflow-x:auto;font-size:.85rem;padding:.6rem;border:1px solid #8886;border-radius:6px}
+summary{cursor:pointer}
+"""
+
+
+_HIGHER_IS_BETTER = frozenset(
+    {"acc", "accuracy", "auc", "bleu", "f1", "iou", "precision", "psnr", "r2", "recall", "score"}
+    | {"ssim", "top1", "top5"}
+)
+
+
+def write(runs: Sequence[pathlib.Path], *, out: pathlib.Path) -> pathlib.Path:
+    """Writes the plots of all runs, laid over each other, and a page that holds everything.
+
+    Args:
+        runs: The folders of the runs; one that is given twice is shown once.
+        out: The folder to write to, which is made if need be: `report.html`, and of `loss.png`,
+            `violation.png`, `metrics.png`, `solver.png` and `time.png` those that have data.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ReportError: If there are no runs, one cannot be read, or `out` cannot be written to.
+    """
+    folders = list({pathlib.Path(run).resolve(): pathlib.Path(run) for run in runs}.values())
+    if not folders:
+        raise ReportError("`runs` is empty, at least one was wanted; give the folder of a run.")
+    loaded = [load(folder) for folder in folders]
+    names = distinct([folder.resolve() for folder in folders])
+    shown = [
+        Shown(
+            run,
+            name,
+            label,
+            color=COLORS[index % len(COLORS)],
+            dashes=DASHES[index // len(COLORS) % len(DASHES)],
+            marker=MARKERS[index % len(MARKERS)],
+        )
+        for index, (run, name, label) in enumerate(
+            zip(loaded, names, shortened(names), strict=True)
+        )
+    ]
+    page = out / "report.html"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if page.exists():  # An older report's plots must not pass for this one's.
+            for name in FIGURES:
+                (out / f"{name}.png").unlink(missing_ok=True)
+        images = {}
+        for name, panels in panels_of(loaded).items():
+            if panels:
+                path = out / f"{name}.png"
+                draw(panels, shown, path=path)
+                images[name] = path.read_bytes()
+        # A lone surrogate, which JSON allows, cannot be encoded.
+        page.write_text(_page(shown, images), encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ReportError(
+            f"`out`: {out} cannot be written to ({error.strerror}), a folder was wanted; "
+            "choose another one."
+        ) from error
+    return page
+
+
+def _table(shown: Sequence[Shown]) -> str:
+    runs = [one.run for one in shown]
+    columns: list[tuple[str, list[str]]] = [
+        ("steps", [f"{max(_steps(run), default=0):.0f}" for run in runs])
+    ]
+    columns.append(("last loss", [_last(run.train, "loss") for run in runs]))
+    for key in evaluated_in(runs):
+        if not key.startswith("violation/"):
+            best, word = (max, "highest") if _is_higher_better(key) else (min, "lowest")
+            figures = [series(run.evaluation, key)[1] for run in runs]
+            finite = [[value for value in some if math.isfinite(value)] for some in figures]
+            columns.append(
+                (f"{key}, {word}", [_figure(best(some)) if some else "–" for some in finite])
+            )
+            columns.append((f"{key}, last", [_last(run.evaluation, key) for run in runs]))
+    for name in constraints_of(runs):
+        for word, cells in (
+            ("training", [_last(run.train, f"constraints/{name}/violation") for run in runs]),
+            ("evaluation", [_last(run.evaluation, f"violation/{name}") for run in runs]),
+        ):
+            if set(cells) != {"–"}:
+                columns.append((f"violation of {name}, last, {word}", cells))
+    columns.append(("steps/s, median", [_rate(run) for run in runs]))
+    columns.append(("total time", [_duration(run) for run in runs]))
+    head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading, _ in columns)
+    body = "".join(
+        f'<tr><th scope="row">{_named(one)}</th>'
+        + "".join(f"<td>{html.escape(cells[index])}</td>" for _, cells in columns)
+        + "</tr>\n"
+        for index, one in enumerate(shown)
+    )
+    return (
+        f'<div class="scroll"><table>\n<thead><tr><th scope="col">run</th>{head}</tr></thead>\n'
+        f"<tbody>\n{body}</tbody></table></div>"
+    )
+
+
+def _named(one: Shown) -> str:
+    swatch = f'<span class="swatch" style="background:{one.color}"></span>'
+    return swatch + html.escape(one.name)
+
+
+def _steps(run: Run) -> list[float]:
+    return [row["step"] for row in (*run.train, *run.evaluation)]
+
+
+def _is_higher_better(key: str) -> bool:
+    return not _HIGHER_IS_BETTER.isdisjoint(re.split(r"[^a-z0-9]+", key.lower()))
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}" if not math.isnan(value) else "NaN"
+
+
+def _last(rows: Sequence[Row], key: str) -> str:
+    values = [as_number(row[key]) for row in rows if key in row]
+    return _figure(values[-1]) if values else "–"
+
+
+def _rate(run: Run) -> str:
+    # The median, because the first line counts the compilation in.
+    rates = [rate for rate in series(run.train, "steps_per_second")[1] if math.isfinite(rate)]
+    return _figure(statistics.median(rates)) if rates else "–"
+
+
+def _duration(run: Run) -> str:
+    total = max(_elapsed(run.train), _elapsed(run.evaluation))
+    if total <= 0:
+        return "–"
+    if total < 60:
+        return f"{total:.1f} s"
+    minutes = round(total / 60)
+    if minutes < 60:
+        return f"{int(total // 60)} min {int(total % 60)} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _elapsed(rows: Sequence[Row]) -> float:
+    """The time of the last line, added up over resumes if these start the clock anew."""
+    total = last = 0.0
+    for time in series(rows, "time")[1]:
+        if math.isfinite(time):
+            if time < last:
+                total += last
+            last = time
+    return total + last
+
+
+def _page(shown: Sequence[Shown], images: dict[str, bytes]) -> str:
+    title = "Report: " + ", ".join(one.name for one in shown[:3]) + (", …" if shown[3:] else "")
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
+        f"<h1>{'Training run' if len(shown) == 1 else f'{len(shown)} training runs'}</h1>",
+        _table(shown),
+    ]
+    for name, image in images.items():
+        data = base64.b64encode(image).decode()
+        parts.append(
+            f"<h2>{FIGURES[name]}</h2>\n"
+            f'<img alt="{FIGURES[name]} by step" src="data:image/png;base64,{data}">'
+        )
+    parts.append("<h2>Runs</h2>")
+    for one in shown:
+        parts.append(f"<h3>{_named(one)}</h3>")
+        for word, content in (("Config", one.run.config), ("Environment", one.run.environment)):
+            text = json.dumps(content, indent=2, ensure_ascii=False) if content else "not recorded"
+            parts.append(
+                f"<details><summary>{word}</summary><pre>{html.escape(text)}</pre></details>"
+            )
+        events = "".join(
+            f"<li>step {event['step']:.0f}: {html.escape(str(event.get('message', '')))}</li>\n"
+            for event in one.run.events
+        )
+        parts.append(f"<ul>\n{events}</ul>" if events else "<p>No events.</p>")
+    return "\n".join([*parts, "</body>\n</html>\n"])
