@@ -408,14 +408,17 @@ def _finish(run: pathlib.Path, recipe: Any, result: Any) -> None:
 
     from constrainx.comparison import write_result
 
+    record = write_result(run, recipe, result)
     if jax.process_index() > 0:
         return
-    if write_result(run, recipe, result) is None:
+    if record is None:
         Console().print(
             f"Saved at step {result.step}. Go on with: constrainx resume {run}", soft_wrap=True
         )
         return
-    _print_metrics(f"{result.reason} at step {result.step}, {result.seconds:.0f} s", result.metrics)
+    _print_metrics(
+        f"{result.reason} at step {result.step}, {result.seconds:.0f} s", record["metrics"]
+    )
     Console().print(f"Run: {run}   Plots: constrainx report {run}", soft_wrap=True)
 
 

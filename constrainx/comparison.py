@@ -64,7 +64,8 @@ class Comparison:
                 if result is None:
                     raise SystemExit(0)
                 results[method].append(result)
-        console.print(self.table(results))
+        for table in self.tables(results):
+            console.print(table)
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "compare.md").write_text(self.markdown(results))
         (self.out / "compare.json").write_text(json.dumps(self._record(results), indent=1) + "\n")
@@ -96,41 +97,59 @@ class Comparison:
         result = trainer.fit()
         return write_result(folder, recipe, result)
 
-    def table(self, results: Results) -> Table:
-        """For a terminal."""
-        headings, rows = self._rows(results)
-        table = Table(title=self._title, title_justify="left")
-        for index, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if index else "left")
-        for row in rows:
-            table.add_row(*row)
-        return table
+    def tables(self, results: Results) -> list[Table]:
+        """For a terminal: ours, and the paper's."""
+        tables = []
+        for title, headings, rows in self._content(results):
+            table = Table(title=title, title_justify="left")
+            for index, heading in enumerate(headings):
+                table.add_column(heading, justify="right" if index else "left")
+            for row in rows:
+                table.add_row(*row)
+            tables.append(table)
+        return tables
 
     def markdown(self, results: Results) -> str:
         """For the docs, which include this file."""
-        headings, rows = self._rows(results)
-        lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-        body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return f"{self._title}.\n\n{body}\n\n{machine()}\n"
+        parts = []
+        for title, headings, rows in self._content(results):
+            lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+            body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+            parts.append(f"{title}.\n\n{body}\n")
+        return "\n".join([*parts, machine()]) + "\n"
 
     @property
     def _title(self) -> str:
         plural = "s" if self.seeds > 1 else ""
         return f"{self.recipe.name}, size {self.size}, {self.seeds} seed{plural}, mean ± std"
 
-    def _rows(self, results: Results) -> tuple[list[str], list[list[str]]]:
-        paper = self.recipe.paper
+    def _content(self, results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
+        """Titles, headings and rows: ours, and the paper's, if it has any."""
         names = self.recipe.figures
-        headings = ["method", *names.values(), "time"]
-        headings += [f"paper: {label}" for label in names.values()] if paper else []
-        rows = []
-        for method, found in results.items():
-            row = [method, *(_spread(r["metrics"][name] for r in found) for name in names)]
-            row.append(f"{statistics.mean(r['seconds'] for r in found):.0f} s")
-            if paper:
-                row += [paper.get(method, {}).get(name, "") for name in names]
-            rows.append(row)
-        return headings, rows
+        ours = [
+            [
+                method,
+                *(_spread(r["metrics"][name] for r in found) for name in names),
+                f"{statistics.mean(r['seconds'] for r in found):.0f} s",
+            ]
+            for method, found in results.items()
+        ]
+        content = [(self._title, ["method", *names.values(), "time"], ours)]
+        published = self._published
+        known = [name for name in names if any(name in row for row in published.values())]
+        if known:
+            theirs = [
+                [method, *(published[method].get(name, "") for name in known)]
+                for method in results
+                if method in published
+            ]
+            headings = ["method", *(names[name] for name in known)]
+            content.append(("The paper's figures", headings, theirs))
+        return content
+
+    @property
+    def _published(self) -> Mapping[str, Mapping[str, str]]:
+        return self.recipe.chosen(size=self.size, **self.fields).published
 
     def _record(self, results: Results) -> dict[str, Any]:
         return {
@@ -138,20 +157,23 @@ class Comparison:
             "size": self.size,
             "seeds": self.seeds,
             "machine": machine(),
-            "paper": dict(self.recipe.paper),
+            "paper": {name: dict(row) for name, row in self._published.items()},
             "results": results,
         }
 
 
 def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[str, Any] | None:
-    """Notes down how a run ended; nothing, if it is to go on."""
+    """Measures, draws and notes down how a run ended; nothing, if it is to go on."""
     if result.reason.startswith("asked"):
         return None
+    metrics = {**result.metrics, **recipe.measure(result.model)}
+    if jax.process_index() == 0:
+        recipe.draw(result.model, folder / "picture.png")
     record = {
         "config": json.loads(json.dumps(recipe.config)),
         "reason": result.reason,
         "step": result.step,
-        "metrics": result.metrics,
+        "metrics": metrics,
         "seconds": result.seconds,
     }
     if jax.process_index() == 0:

@@ -114,8 +114,8 @@ def supervised(spec: str | None, *, run: pathlib.Path | str | None = None) -> It
     # In a group of its own Ctrl-C reaches it once, by way of the parent: twice means "at once".
     os.setpgid(0, 0)
     threading.Thread(target=_end_with_parent, args=(reading,), daemon=True).start()
+    join(spec)
     try:
-        join(spec)
         yield
     except BaseException as error:
         _leave(error)

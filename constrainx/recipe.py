@@ -60,7 +60,6 @@ class Recipe(abc.ABC):
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     figures: ClassVar[Mapping[str, str]]
-    paper: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     method: str
     size: Size = "full"
@@ -85,6 +84,18 @@ class Recipe(abc.ABC):
     @abc.abstractmethod
     def trainer(self, **options: Any) -> Trainer:
         """Builds everything; ``options`` such as ``run=`` go to the trainer as they are."""
+
+    @property
+    def published(self) -> Mapping[str, Mapping[str, str]]:
+        """The paper's figures, by method and name, as they are printed there."""
+        return {}
+
+    def measure(self, model: Any) -> dict[str, float]:  # noqa: ARG002
+        """Figures of the trained model that are too dear for every evaluation."""
+        return {}
+
+    def draw(self, model: Any, path: pathlib.Path) -> None:  # noqa: B027
+        """Draws what the trained model has learnt, if there is something to see."""
 
     @classmethod
     def chosen(

@@ -40,6 +40,13 @@ class Sharding:
                 f"`devices={devices}` must be between 1 and {len(available)}, which is what JAX "
                 "sees. `constrainx info` lists them."
             )
+        used = {device.process_index for device in available[:count]}
+        idle = sorted({*range(jax.process_count())} - used)
+        if idle:
+            raise ValueError(
+                f"`devices={devices}` leaves none to process {', '.join(map(str, idle))}, which "
+                "would have nothing to do: start fewer processes, or use all devices."
+            )
         if fsdp < 1 or count % fsdp:
             choices = [n for n in range(1, count + 1) if count % n == 0]
             raise ValueError(

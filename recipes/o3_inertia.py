@@ -73,10 +73,6 @@ class O3Inertia(Recipe):
     }
     presets: ClassVar = {"paper": {"reduce": "mean", "gamma": 0.5}}
     figures: ClassVar = {"error": "test error", "violation/O(3)": "violation"}
-    paper: ClassVar = {
-        "augmentation": {"error": "0.13 ± 0.01", "violation/O(3)": "0.36 ± 0.01"},
-        "paper": {"error": "0.11 ± 0.01", "violation/O(3)": "0.18 ± 0.01"},
-    }
 
     method: str = "nullspace"
     epochs: int = 100
@@ -116,6 +112,14 @@ class O3Inertia(Recipe):
             evaluate_every=max(steps // 20, 1),
             **{**self.options, **options},
         )
+
+    @property
+    def published(self) -> dict[str, dict[str, str]]:
+        """The paper's figures."""
+        return {
+            "augmentation": {"error": "0.13 ± 0.01", "violation/O(3)": "0.36 ± 0.01"},
+            "paper": {"error": "0.11 ± 0.01", "violation/O(3)": "0.18 ± 0.01"},
+        }
 
     def constraint(self) -> Equivariance:
         """The network turns with the particles."""
