@@ -255,6 +255,11 @@ class _BestSteps(policies.PreservationPolicy):
         return [info.step in best for info in checkpoints]
 
 
+def has_checkpoints(folder: pathlib.Path) -> bool:
+    """Whether a folder holds a complete checkpoint; one that is being written has another name."""
+    return any(child.name.isdigit() for child in folder.iterdir())
+
+
 def by_path(state: PyTree) -> dict[str, Any]:
     """The arrays of a state by where they are, such as ``parameters.layers.0.kernel``."""
     flat, _ = jax.tree_util.tree_flatten_with_path(state)

@@ -153,7 +153,7 @@ def resume(
 
     def go() -> None:
         recipe, trainer = _of_run(run, devices=devices, fsdp=fsdp)
-        trainer.restore(step, fallback=fallback)
+        trainer.restore(step, fallback=fallback, or_start=step == "last")
         _finish(run, recipe, trainer.fit())
 
     _launched(go, distributed, run)
@@ -399,7 +399,8 @@ def _launched(go: Callable[[], None], distributed: str | None, run: pathlib.Path
     from constrainx.distributed import supervised
 
     _compilation_cache()
-    with supervised(distributed, run=run):
+    # Also in there, because it may be another process that goes on.
+    with supervised(distributed, run=run), _user_errors():
         go()
 
 

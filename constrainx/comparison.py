@@ -92,8 +92,8 @@ class Comparison:
                 )
             return stored
         trainer = recipe.trainer(run=folder)
-        if (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir()):
-            trainer.restore(fallback=True)
+        if folder.exists():
+            trainer.restore(fallback=True, or_start=True)
         result = trainer.fit()
         return write_result(folder, recipe, result)
 

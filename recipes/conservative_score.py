@@ -6,10 +6,10 @@ After Chao et al. (QCSBM, 2022): 50,000 points of eight Gaussians, two spirals o
 noise σ(t) = 0.1 · 30ᵗ. "usbm" is plain denoising score matching, "qcsbm" adds
 0.1 σ²(tr JJᵀ − tr JJ) to the loss, "nullspace" constrains J = Jᵀ. Over ten levels of noise:
 Asym = ½‖J − Jᵀ‖², NAsym = ‖J − Jᵀ‖² / 4‖J‖², score error ½‖s* − s‖² with s* the exact score of the
-noisy data; NLL in bits a dimension by the probability-flow equation, at the smallest level, with the
-exact density at the largest as its prior. The original code has its oracle one level of noise off, and kernels on
-points that are noisy already; this is the metric as it is defined, so the paper's figures are for
-orientation only.
+noisy data; NLL in bits a dimension by the probability-flow equation, at the smallest level, with
+the exact density at the largest as its prior. The original code has its oracle one level of noise
+off, and kernels on points that are noisy already; this is the metric as it is defined, so the
+paper's figures are for orientation only.
 """
 
 from __future__ import annotations

@@ -67,11 +67,11 @@ class Evaluation:
         return _means(jax.device_get(sums))
 
     def _batch_size(self, data: Batches) -> int:
-        """That of training, but not more than fits into the data."""
+        """That of the data, but a multiple of the devices, and not more than there are examples."""
         devices = self.sharding.mesh.size
-        if data.examples is None or data.examples >= data.batch:
-            return math.ceil(data.batch / devices) * devices
-        return max(data.examples // devices, 1) * devices
+        wanted = data.batch if data.examples is None else min(data.batch, data.examples)
+        # Rounded up, a batch that is all of the data would never be full.
+        return max(wanted // devices, 1) * devices
 
     def _measured(
         self, parameters: nnx.State, rest: nnx.State, batch: dict[str, Any], number: Array

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from constrainx.constraints._compose import Composed
 from constrainx.nullspace import ConstrainedState, constrain, nullspace
-from constrainx.outcome import NullspaceState, reports
+from constrainx.outcome import reports
 from constrainx.rivals import lagrangian, penalty
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -295,10 +295,8 @@ def combine(
 ) -> tuple[optax.GradientTransformationExtraArgs, Any]:
     """Optimizer and constraints as one transformation, and the order of the two in its state."""
     optimizer = optax.with_extra_args_support(optimizer)
-    if constraints is None:
+    if constraints is None or method == "none":
         return optimizer, "optimizer alone"
-    if method == "none":
-        return optax.chain(_watch(constraints), optimizer), "constraints first"
     if method == "penalty":
         return optax.chain(penalty(constraints, weight), optimizer), "constraints first"
     if method == "lagrangian":
@@ -306,24 +304,6 @@ def combine(
     if placement == "gradient":
         return optax.chain(nullspace(constraints, solver=solver), optimizer), "constraints first"
     return constrain(optimizer, constraints, metric=metric, solver=solver), "constraints last"
-
-
-def _watch(constraints: Composed) -> optax.GradientTransformationExtraArgs:
-    """Measures the constraints and changes nothing."""
-    measured = penalty(constraints, 0.0)
-
-    def update(
-        updates: PyTree, state: NullspaceState, params: PyTree = None, **extra: Any
-    ) -> tuple[PyTree, NullspaceState]:
-        # The gradient of the penalty is not used, so XLA does not compute it.
-        _, state = measured.update(updates, state, params, **extra)
-        idle = {
-            name: report._replace(active=jnp.zeros((), bool))
-            for name, report in state.reports.items()
-        }
-        return updates, state._replace(reports=idle)
-
-    return optax.GradientTransformationExtraArgs(measured.init, update)
 
 
 def takes_key(function: Callable[..., Any]) -> bool:

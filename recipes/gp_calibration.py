@@ -1,0 +1,137 @@
+"""The hyperparameters of a Gaussian process, from the fit of its mean instead of its likelihood.
+
+    constrainx compare gp-calibration --size cpu --seeds 10
+
+f(x) = cos 2πx + x sin 5πx at 1600 training and 400 test points on [0, 1], with noise that grows
+with x although the model takes it for constant; 200 random Fourier features. "likelihood" maximises
+the marginal likelihood of all training points, as is usual. "predictive" fits the weights on four
+fifths of them by `lstsq`, and minimises the squared error on the last fifth; the gradient for ℓ, σ
+and λ goes through the solve. "paper" has the paper's loss, ‖Φ z − y‖² + λ²‖z‖ on the training
+points. The paper found its loss more than ten times faster, with a lower test error (p = 3.11 %).
+It does not state its noise, its optimizer or the start; ours are below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array
+from matplotlib.figure import Figure
+
+from constrainx import data
+from constrainx.models.fourier import FourierProcess
+from constrainx.recipe import Recipe
+from constrainx.trainers import Trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GpCalibration(Recipe):
+    """Calibration of a Gaussian process.
+
+    Attributes:
+        loss: what is minimised.
+        steps: of Adam.
+        examples: the number of training points.
+        tests: the number of test points.
+        features: of the process.
+        learning_rate: of Adam.
+        noise: the standard deviation of the data's noise is this times (0.2 + x).
+    """
+
+    name: ClassVar[str] = "gp-calibration"
+    methods: ClassVar = {
+        "predictive": {"loss": "predictive"},
+        "likelihood": {"loss": "likelihood"},
+        "paper": {"loss": "paper"},
+    }
+    compared: ClassVar = tuple(methods)
+    sizes: ClassVar = {"smoke": {"steps": 4, "examples": 100, "tests": 40, "features": 20}}
+    figures: ClassVar = {"rmse": "test RMSE"}
+
+    method: str = "predictive"
+    loss: Literal["predictive", "likelihood", "paper"] = "predictive"
+    steps: int = 200
+    examples: int = 1600
+    tests: int = 400
+    features: int = 200
+    learning_rate: float = 0.05
+    noise: float = 0.3
+    devices: int | None = 1
+    log_every: int = 20
+
+    def trainer(self, **options: Any) -> Trainer:
+        """Builds the process and the data."""
+        points, _ = self._points()
+        losses = {"predictive": predictive, "likelihood": likelihood, "paper": as_in_the_paper}
+        return Trainer(
+            model=FourierProcess(features=self.features, rngs=nnx.Rngs(self.seed)),
+            loss=losses[self.loss],
+            optimizer=optax.adam(self.learning_rate),
+            data=data.arrays(points, batch=self.examples, shuffle=False),
+            steps=self.steps,
+            **{**self.options, **options},
+        )
+
+    def measure(self, model: Any) -> dict[str, float]:
+        """The error on the test points, with weights from all training points."""
+        points, test = self._points()
+        weights = model.weights(points["x"], points["y"])
+        error = model.mean(test["x"], weights) - test["y"]
+        return {
+            "rmse": float(jnp.sqrt(jnp.mean(error**2))),
+            "length": float(jnp.exp(model.log_length[...])),
+            "noise": float(model.noise),
+        }
+
+    def draw(self, model: Any, path: pathlib.Path) -> None:
+        """The fit, over the training points and the function."""
+        points, _ = self._points()
+        x = jnp.linspace(0, 1, 400)
+        mean = model.mean(x, model.weights(points["x"], points["y"]))
+        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        axes = figure.subplots()
+        axes.scatter(points["x"], points["y"], s=2, alpha=0.3, label="training points")
+        axes.plot(x, truth(np.asarray(x)), color="black", linewidth=1, label="function")
+        axes.plot(x, mean, color="#D55E00", label=f"mean, {self.method}")
+        axes.legend()
+        figure.savefig(path, dpi=150)
+
+    def _points(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        rng = np.random.default_rng([self.seed, 3])
+        x = rng.uniform(size=self.examples + self.tests).astype(np.float32)
+        noise = self.noise * (0.2 + x) * rng.normal(size=len(x))
+        y = (truth(x) + noise).astype(np.float32)
+        cut = self.examples
+        return {"x": x[:cut], "y": y[:cut]}, {"x": x[cut:], "y": y[cut:]}
+
+
+def truth(x: np.ndarray) -> np.ndarray:
+    """The function to be found."""
+    return np.cos(2 * np.pi * x) + x * np.sin(5 * np.pi * x)
+
+
+def predictive(model: FourierProcess, batch: dict[str, Array]) -> Array:
+    """The squared error on a fifth of the points, with weights from the others."""
+    x, y = batch["x"], batch["y"]
+    cut = len(x) * 4 // 5
+    weights = model.weights(x[:cut], y[:cut])
+    return jnp.mean((model.mean(x[cut:], weights) - y[cut:]) ** 2)
+
+
+def likelihood(model: FourierProcess, batch: dict[str, Array]) -> Array:
+    """The negative marginal log-likelihood, for each point."""
+    return -model.log_marginal(batch["x"], batch["y"]) / len(batch["x"])
+
+
+def as_in_the_paper(model: FourierProcess, batch: dict[str, Array]) -> Array:
+    """‖Φ z − y‖² + λ²‖z‖, as the paper prints it, for each point."""
+    weights = model.weights(batch["x"], batch["y"])
+    residual = model.mean(batch["x"], weights) - batch["y"]
+    penalty = model.noise**2 * jnp.linalg.norm(weights)
+    return (jnp.sum(residual**2) + penalty) / len(batch["x"])

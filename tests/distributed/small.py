@@ -1,0 +1,93 @@
+"""A run small enough for every layout of devices and processes.
+
+One process of several: `python -m tests.distributed.small SPEC RUN STEPS ACTION`.
+"""
+
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import constrainx as cx
+from constrainx import distributed, sharding
+from constrainx.callbacks import Callback
+from constrainx.models import MLP
+from constrainx.trainers import Trainer
+
+# Small kernels count as large, so that there is something to split.
+SPLIT = 64
+# With a large γ constraints soon hold to rounding, which then decides where the norm of a residual
+# points: a change of 1e-7 in the parameters, on one device, grows a thousandfold in 50 steps.
+GAMMA = 0.1
+
+
+class Odd(cx.Constraint):
+    def residual(self, model, batch, *, key):
+        return model(batch["x"]) + model(-batch["x"])
+
+
+class Losses(Callback):
+    def __init__(self):
+        self.steps, self.values = [], []
+
+    def on_log(self, step, metrics):
+        self.steps.append(step)
+        self.values.append(metrics["loss"])
+
+
+def trainer(reduce=None, batch=64, **settings):
+    x = np.random.default_rng(0).normal(size=(256, 8)).astype(np.float32)
+    reduce = cx.Norm(groups=8) if reduce is None else reduce
+    return Trainer(
+        **{
+            "model": MLP((8, 32, 32, 1), rngs=nnx.Rngs(0)),
+            "loss": lambda model, batch: jnp.mean((model(batch["x"]) - batch["y"]) ** 2),
+            "optimizer": optax.adam(3e-3),
+            "data": cx.data.arrays({"x": x, "y": np.sin(x[:, :1])}, batch=batch),
+            "constraints": [Odd(gamma=GAMMA, reduce=reduce)],
+            "steps": 50,
+            "log_every": 1,
+            "progress": False,
+            **settings,
+        }
+    )
+
+
+def evaluation():
+    """Settings for an evaluation with a last batch that is not full."""
+    x = np.random.default_rng(1).normal(size=(100, 8)).astype(np.float32)
+    return {
+        "evaluation": cx.data.arrays({"x": x, "y": np.sin(x[:, :1])}, batch=64),
+        "metrics": {"error": lambda model, batch: jnp.abs(model(batch["x"]) - batch["y"])},
+    }
+
+
+def losses(**settings):
+    listener = Losses()
+    trainer(callbacks=[listener], **settings).fit()
+    return np.asarray(listener.values)
+
+
+def main(spec, run, steps, action):
+    sharding.SMALLEST_SPLIT = SPLIT
+    with distributed.supervised(None if spec == "alone" else spec, run=run):
+        listener = Losses()
+        # No process has all of a large parameter.
+        layout = {"fsdp": len(jax.devices())}
+        made = trainer(
+            run=run, steps=int(steps), save_every=10, callbacks=[listener], **layout, **evaluation()
+        )
+        if action == "resume":
+            made.restore()
+        result = made.fit()
+        outcome = {"losses": listener.values, "metrics": result.metrics}
+        outcome |= {"reason": result.reason, "step": result.step}
+        sys.stdout.write(json.dumps(outcome) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,173 @@
+"""Real processes: two of four simulated devices each, joined by JAX's own service."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from constrainx import distributed, preemption, sharding
+from tests.distributed import small
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def started(run, steps, *, processes=2, action="", devices=4):
+    """The processes of a run, each with its output in a pipe; none survives the block."""
+    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    address = f"localhost:{free_port()}"
+    specs = [
+        f"{address},{processes},{index}" if processes > 1 else "alone" for index in range(processes)
+    ]
+    command = [sys.executable, "-m", "tests.distributed.small"]
+    children = [
+        subprocess.Popen(
+            [*command, spec, str(run), str(steps), action],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for spec in specs
+    ]  # fmt: skip
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+def outcome(child, *, timeout=60):
+    """The last line that a process wrote, after it has ended well."""
+    out, err = child.communicate(timeout=timeout)
+    assert child.returncode == 0, err[-3000:]
+    return json.loads(out.splitlines()[-1])
+
+
+def wait_for_step(run, step, *, timeout=60):
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if any(line["step"] >= step for line in metrics(run)):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"step {step} was not reached")
+
+
+def metrics(run):
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def checkpoints(run):
+    return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
+
+
+def test_two_processes_are_as_good_as_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(sharding, "SMALLEST_SPLIT", small.SPLIT)
+    run = tmp_path / "run"
+    with started(run, 50) as children:
+        first, second = (outcome(child) for child in children)
+    alone = small.losses(devices=1, steps=60)
+    listener = small.Losses()
+    eight = small.trainer(fsdp=2, callbacks=[listener], **small.evaluation())
+    metrics_of_eight, together = eight.fit().metrics, listener.values
+    np.testing.assert_allclose(first["losses"], together, rtol=1e-5)
+    assert first["metrics"] == pytest.approx(metrics_of_eight, rel=1e-5)
+    np.testing.assert_allclose(first["losses"], alone[:50], rtol=1e-5)
+    # Process 0 alone listens and writes, and wrote each step once.
+    assert second["losses"] == []
+    assert second["step"] == first["step"] == 50
+    assert second["metrics"] == first["metrics"]
+    written = [line["step"] for line in metrics(run) if line["kind"] == "train"]
+    assert written == list(range(1, 51))
+    assert len(list((run / "tensorboard").iterdir())) == 1
+    # Saved by two, continued by one with half the devices.
+    with started(run, 60, processes=1, action="resume") as (child,):
+        resumed = outcome(child)
+    np.testing.assert_allclose(resumed["losses"], alone[50:], rtol=1e-5)
+
+
+def test_a_request_to_one_stops_both_at_one_step(tmp_path):
+    run = tmp_path / "run"
+    with started(run, 1_000_000) as children:
+        wait_for_step(run, 20)
+        children[1].send_signal(signal.SIGTERM)
+        first, second = (outcome(child) for child in children)
+    assert first["step"] == second["step"] >= 20
+    assert first["reason"] == second["reason"]
+    assert "asked to stop" in first["reason"]
+    assert checkpoints(run)[-1] == first["step"]
+
+
+def test_ctrl_c_on_one_is_handed_on_to_all(monkeypatch):
+    """By way of SIGTERM, to which JAX listens; else this process would leave the others hanging."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))
+    try:
+        with preemption.requests() as asked:
+            signal.raise_signal(signal.SIGINT)
+            assert heard == ["SIGTERM"]
+            assert asked.at(1) is None
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_whoever_is_left_says_how_to_go_on(tmp_path, victim):
+    run = tmp_path / "run"
+    with started(run, 1_000_000) as children:
+        wait_for_step(run, 25)
+        killed = time.monotonic()
+        children[victim].kill()
+        _, said = children[1 - victim].communicate(timeout=60)
+        assert time.monotonic() - killed < 60
+        code = children[1 - victim].returncode
+    assert code == distributed.ABORTED, said[-3000:]
+    assert "a peer was lost" in said
+    assert f"`constrainx resume {run}`" in said
+    before = checkpoints(run)[-1]
+    if victim == 1:
+        with started(run, before + 5, processes=1, action="resume") as (child,):
+            resumed = outcome(child)
+        assert resumed["step"] == before + 5
+        assert len(resumed["losses"]) == 5
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["", "Auto", "10.0.0.1,2,0", "10.0.0.1:1234", "10.0.0.1:1234,2,2", ":1234,2,0", "h:x,2,0"],
+)
+def test_other_texts_are_told_what_was_wanted(spec):
+    for function in (distributed.join, distributed.supervised(spec).__enter__):
+        arguments = (spec,) if function is distributed.join else ()
+        with pytest.raises(ValueError, match=r"`auto` or `HOST:PORT,PROCESSES,INDEX`.*got"):
+            function(*arguments)
+
+
+def test_auto_without_a_cluster_names_the_way_out():
+    names = ("SLURM", "OMPI", "KUBERNETES", "JAX_", "TPU", "PMI")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
+    script = "from constrainx import distributed\nwith distributed.supervised('auto'): pass"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT, env={**environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "found no SLURM, Open MPI, Kubernetes or Cloud TPU" in done.stderr

@@ -1,0 +1,294 @@
+"""Training that was interrupted is the training that was not, to the last bit."""
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+import tensorflow_datasets
+from flax import nnx
+from tensorflow_datasets.core import registered
+
+import constrainx as cx
+from constrainx.checkpoint import by_path
+
+from .problems import (
+    Net,
+    Noisy,
+    Recorder,
+    X,
+    arrays,
+    assert_same_state,
+    counter,
+    ones,
+    squared,
+    trainer,
+    unit_hidden,
+)
+
+
+def interrupted(make, folder, *, half=3):
+    """The state after twice ``half`` steps: at once, and with a new trainer in between."""
+    whole = make(steps=2 * half, run=folder / "whole")
+    whole.fit()
+    make(steps=half, run=folder / "parts").fit()
+    second = make(steps=2 * half, run=folder / "parts")
+    before = jax.tree.map(np.asarray, second.state)
+    assert second.restore() == half
+    assert not np.array_equal(
+        jax.tree.leaves(second.state.parameters)[0], jax.tree.leaves(before.parameters)[0]
+    )
+    second.fit()
+    return whole, second
+
+
+def noisy(**options):
+    return trainer(model=Noisy(), constraints=[unit_hidden()], **options)
+
+
+def test_dropout_batch_statistics_and_constraints(tmp_path):
+    whole, parts = interrupted(noisy, tmp_path)
+    assert_same_state(parts.state, whole.state)
+    # That there was something to lose:
+    rest = by_path(whole.state.rest)
+    assert not np.array_equal(rest["norm.mean"], np.zeros(4))
+
+
+def test_dropout_draws_anew_in_each_step_and_depends_on_the_seed():
+    def loss(model, batch):
+        kept = model.dropout(jnp.ones(64))
+        return squared(model, batch), {"kept": jnp.sum(kept * jnp.arange(64.0))}
+
+    def draws(seed):
+        recorder = Recorder()
+        options = {"loss": loss, "log_every": 1, "steps": 3, "seed": seed}
+        trainer(model=Noisy(), callbacks=[recorder], **options).fit()
+        return [metrics["kept"] for metrics in recorder.logged.values()]
+
+    assert len({*draws(0), *draws(1)}) == 6
+
+
+def masked(**options):
+    def loss(model, batch, key):
+        return squared(cx.masks.sample(model, key), batch)
+
+    model = cx.masks.add_masks(Net())
+    return trainer(
+        model=cx.attach(model, cx.MaskBudget(0.5, gamma=0.3)),
+        loss=loss,
+        optimizer=optax.sgd(0.05),
+        **options,
+    )
+
+
+def test_learnable_masks(tmp_path):
+    whole, parts = interrupted(masked, tmp_path)
+    assert_same_state(parts.state, whole.state)
+    density = float(cx.masks.expected_density(whole.trained))
+    # Six steps that each take away 0.3 of what 0.9 is too much.
+    assert density == pytest.approx(0.5 + 0.4 * 0.7**6, abs=1e-3)
+
+
+def test_multipliers(tmp_path):
+    def make(**options):
+        return trainer(constraints=[unit_hidden()], method="lagrangian", **options)
+
+    whole, parts = interrupted(make, tmp_path)
+    assert_same_state(parts.state, whole.state)
+    assert float(jnp.abs(whole.state.constraints.multipliers["unit-norm"]).sum()) > 0
+
+
+def test_accumulation_average_and_low_precision(tmp_path):
+    def make(**options):
+        return trainer(accumulate=2, ema=0.9, precision="bfloat16", **options)
+
+    whole, parts = interrupted(make, tmp_path)
+    assert_same_state(parts.state, whole.state)
+
+
+with registered.skip_registration():
+
+    class Points(tensorflow_datasets.core.GeneratorBasedBuilder):
+        name = "points"
+        VERSION = tensorflow_datasets.core.Version("1.0.0")
+        # As in test_tfds.py: there are no checksums beside this file.
+        code_path = None
+
+        def _info(self):
+            features = {
+                "x": tensorflow_datasets.features.Tensor(shape=(3,), dtype=np.float32),
+                "y": tensorflow_datasets.features.Tensor(shape=(2,), dtype=np.float32),
+            }
+            return tensorflow_datasets.core.DatasetInfo(
+                builder=self, features=tensorflow_datasets.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples()}
+
+        def _generate_examples(self):
+            for i, x in enumerate(X[:20]):
+                yield i, {"x": x, "y": x[:2]}
+
+
+class Jitter(grain.transforms.RandomMap):
+    def random_map(self, element, rng):
+        return {**element, "x": element["x"] + rng.normal(size=3).astype(np.float32)}
+
+
+def test_data_that_workers_read(tmp_path):
+    """The number of workers may change, too: batches are a function of the step."""
+    Points(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+
+    def make(workers):
+        options = {"data_dir": tmp_path, "transforms": (Jitter(),), "workers": workers}
+        return lambda **others: trainer(
+            data=cx.data.tfds("points", "train", batch=8, **options), **others
+        )
+
+    make(2)(steps=3, run=tmp_path / "run").fit()
+    second = make(2)(steps=6, run=tmp_path / "run")
+    assert second.restore() == 3
+    second.fit()
+    alone = make(0)(steps=6)
+    alone.fit()
+    assert_same_state(second.state, alone.state)
+
+
+def test_the_best_and_patience_are_remembered(tmp_path):
+    def distance(model, batch):
+        return jnp.full(len(batch["x"]), (model.value[...] + 2) ** 2)
+
+    def make(**options):
+        return counter(
+            evaluation=ones(),
+            metrics={"distance": distance},
+            monitor=cx.Monitor(metric="distance", patience=4),
+            evaluate_every=1,
+            save_every=1,
+            keep=cx.Keep(last=1, best=1),
+            run=tmp_path / "run",
+            **options,
+        )
+
+    make(steps=4).fit()
+    second = make(steps=20)
+    second.restore()
+    result = second.fit()
+    # The best is at step 2: two of four evaluations without a new one were before the restart.
+    assert (result.reason, result.step) == ("stopped early", 6)
+    third = make(steps=20)
+    assert third.restore("best") == 2
+    assert third.restore("last") == 6
+
+
+def test_going_back_drops_what_came_after(tmp_path):
+    options = {"save_every": 1, "keep": cx.Keep(last=9), "run": tmp_path / "run"}
+    counter(steps=5, **options).fit()
+    recorder = Recorder()
+    second = counter(steps=4, callbacks=[recorder], **options)
+    assert second.restore(2) == 2
+    second.fit()
+    assert recorder.events[0] == (2, "resumed from step 2; dropped the later checkpoints [3, 4, 5]")
+    assert recorder.saved == [3, 4]
+    assert counter(**options).restore() == 4
+
+
+def test_a_constraint_and_an_average_can_be_added_later(tmp_path):
+    first = trainer(steps=3, run=tmp_path / "run")
+    first.fit()
+    recorder = Recorder()
+    second = trainer(
+        steps=6,
+        run=tmp_path / "run",
+        constraints=[unit_hidden(), unit_hidden(name="late", start=5)],
+        ema=0.5,
+        log_every=1,
+        callbacks=[recorder],
+    )
+    assert second.restore() == 3
+    for part in ("parameters", "optimizer"):
+        assert_same_state(getattr(second.state, part), getattr(first.state, part))
+    # An average starts from the parameters that were loaded, not from those of a new model.
+    assert_same_state(second.state.ema, first.state.parameters)
+    second.fit()
+    violations = [m["constraints/unit-norm/violation"] for m in recorder.logged.values()]
+    assert list(recorder.logged) == [4, 5, 6]
+    assert violations[0] > 1.5 * violations[1] > 2 * violations[2]
+    # Steps are those of the run, also for a constraint that came later.
+    assert int(second.state.constraints.step) == 6
+    assert bool(second.state.constraints.reports["late"].active)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    trainer(steps=1, run=tmp_path / "run").fit()
+    wider = trainer(model=Net(width=5), run=tmp_path / "run")
+    before = jax.tree.map(np.asarray, wider.state)
+    with pytest.raises(cx.CheckpointError) as error:
+        wider.restore()
+    assert "parameters.hidden.kernel is (3, 4) there and (3, 5) here" in str(error.value)
+    assert "step 1" in str(error.value)
+    assert_same_state(wider.state, before)
+    other = trainer(optimizer=optax.sgd(0.1, momentum=0.9), run=tmp_path / "run")
+    with pytest.raises(cx.CheckpointError, match=r"optimizer\.0\.trace\S* is missing there"):
+        other.restore()
+
+
+def test_what_is_not_there_cannot_be_restored(tmp_path):
+    with pytest.raises(cx.CheckpointError, match="nothing to restore"):
+        counter(run=tmp_path / "run").restore()
+    with pytest.raises(cx.CheckpointError, match="nothing to restore"):
+        counter().restore()
+    counter(steps=2, run=tmp_path / "run").fit()
+    with pytest.raises(cx.CheckpointError, match=r"no checkpoint of step 7; it has \[2\]"):
+        counter(run=tmp_path / "run").restore(7)
+    with pytest.raises(ValueError, match=r"'last' or 'best', got 'lsat'"):
+        counter(run=tmp_path / "run").restore("lsat")
+
+
+def test_another_run_is_a_place_to_start_from(tmp_path):
+    counter(steps=2, run=tmp_path / "first").fit()
+    second = counter(steps=5, run=tmp_path / "second", save_every=1)
+    assert second.restore(run=tmp_path / "first") == 2
+    assert second.fit().step == 5
+    assert counter(run=tmp_path / "first").restore() == 2
+    # But not a licence to write into a run that is there already.
+    third = counter(steps=5, run=tmp_path / "second")
+    third.restore(run=tmp_path / "first")
+    with pytest.raises(RuntimeError, match="holds a run already"):
+        third.fit()
+
+
+def test_an_attached_model_and_its_optimizer_go_through_orbax(tmp_path):
+    """Without a trainer, as any NNX model and optimizer."""
+
+    def make():
+        model = cx.attach(Net(), unit_hidden())
+        transformation = cx.constrain(optax.adam(0.05), model)
+        return model, nnx.Optimizer(model, transformation, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, batch):
+        gradients = nnx.grad(squared)(model, batch)
+        optimizer.update(model, gradients, batch=batch, module=model)
+
+    batches = [batch for batch, _ in zip(arrays().from_step(0), range(4), strict=False)]
+    model, optimizer = make()
+    for batch in batches[:2]:
+        step(model, optimizer, batch)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "saved", nnx.as_pure(nnx.state((model, optimizer))))
+    for batch in batches[2:]:
+        step(model, optimizer, batch)
+
+    again = make()
+    abstract = nnx.as_pure(nnx.state(again))
+    with ocp.StandardCheckpointer() as checkpointer:
+        nnx.update(again, checkpointer.restore(tmp_path / "saved", abstract))
+    for batch in batches[2:]:
+        step(*again, batch)
+    wanted, found = nnx.as_pure(nnx.state((model, optimizer))), nnx.as_pure(nnx.state(again))
+    assert_same_state(found, wanted)
+    assert [found.constraint.label for found in cx.constraints_of(again[0])] == ["unit-norm"]
