@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint format docs bench clean
+.PHONY: quickstart test lint format docs bench results clean
 
 quickstart: .venv/installed
 	$(BIN)/constrainx quickstart
@@ -24,6 +24,10 @@ docs: .venv/docs
 
 bench: .venv/dev
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# The tables and pictures of docs/recipes.md; about an hour on two cores.
+results: .venv/dev
+	$(BIN)/python docs/results/make.py
 
 clean:
 	rm -rf .venv site results runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -6,7 +6,18 @@ import argparse
 import difflib
 import pathlib
 
-from benchmarks import adjoint, conditioning, crossover, lenet, loop, report, solve, step, toy
+from benchmarks import (
+    adjoint,
+    conditioning,
+    crossover,
+    lenet,
+    loop,
+    report,
+    solve,
+    step,
+    sweep,
+    toy,
+)
 
 BENCHMARKS = {
     "adjoint": adjoint.run,
@@ -16,6 +27,7 @@ BENCHMARKS = {
     "loop": loop.run,
     "solve": solve.run,
     "step": step.run,
+    "sweep": sweep.run,
     "toy": toy.run,
 }
 
@@ -38,7 +50,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         "parameters, and what LSMR adds to its products with A. crossover: Gram matrix against "
         "iterations for growing numbers of rows. lenet: a row an image through convolutions. "
         "loop: the trainer against a loop written by hand. "
-        "step: what constraints add to a training step. "
+        "step: what constraints add to a training step. sweep: rows and γ on o3-inertia. "
         "toy: where penalty, Lagrangian and null space end, drawn.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{_listed()}; all if left out")

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 from orbax.checkpoint import checkpoint_managers as policies
 
@@ -161,12 +162,25 @@ class Checkpoints:
         except Exception as error:
             raise self._failed_to_write(error) from error
 
-    def forget_after(self, step: int) -> list[int]:
-        """Deletes what was saved after a step, for a run that goes on from there; returns which."""
+    def set_aside_after(self, step: int) -> list[int]:
+        """Sets aside what was saved after a step, for a run that goes on from there; returns which.
+
+        They are kept in ``checkpoints/set-aside``: whoever goes back may want to come back.
+        """
         later = [saved for saved in self.steps if saved > step]
+        if not later:
+            return later
+        aside = self.folder / "set-aside"
         for saved in later:
-            self._manager.delete(saved)
             self._ranks.pop(saved, None)
+            if jax.process_index() == 0:
+                aside.mkdir(exist_ok=True)
+                names = (f"{saved}{suffix}" for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
+                free = next(name for name in names if not (aside / name).exists())
+                (self.folder / str(saved)).rename(aside / free)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("later checkpoints are set aside")
+        self._manager.reload()
         return later
 
     def close(self) -> None:

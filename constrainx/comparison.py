@@ -66,6 +66,8 @@ class Comparison:
                 results[method].append(result)
         for table in self.tables(results):
             console.print(table)
+        for remark in self._chosen.remarks(results):
+            console.print(remark, highlight=False)
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / "compare.md").write_text(self.markdown(results))
         (self.out / "compare.json").write_text(json.dumps(self._record(results), indent=1) + "\n")
@@ -116,6 +118,7 @@ class Comparison:
             lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
             body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
             parts.append(f"{title}.\n\n{body}\n")
+        parts += [f"{remark}\n" for remark in self._chosen.remarks(results)]
         return "\n".join([*parts, machine()]) + "\n"
 
     @property
@@ -149,7 +152,11 @@ class Comparison:
 
     @property
     def _published(self) -> Mapping[str, Mapping[str, str]]:
-        return self.recipe.chosen(size=self.size, **self.fields).published
+        return self._chosen.published
+
+    @property
+    def _chosen(self) -> Recipe:
+        return self.recipe.chosen(size=self.size, **self.fields)
 
     def _record(self, results: Results) -> dict[str, Any]:
         return {

@@ -97,6 +97,14 @@ class Recipe(abc.ABC):
     def draw(self, model: Any, path: pathlib.Path) -> None:  # noqa: B027
         """Draws what the trained model has learnt, if there is something to see."""
 
+    def remarks(self, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:  # noqa: ARG002
+        """Sentences below the table of a comparison, such as a test of significance.
+
+        Args:
+            results: by method, one for each seed, with their ``metrics`` and ``seconds``.
+        """
+        return []
+
     @classmethod
     def chosen(
         cls, *, method: str | None = None, size: str = "full", preset: str = "ours", **fields: Any

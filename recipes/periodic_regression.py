@@ -10,6 +10,7 @@ paper names the constraint in its appendix, without an experiment.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import Array, Float
+from matplotlib.figure import Figure
 
 from constrainx import data
 from constrainx.constraints import Constraint, Sketch
@@ -111,3 +113,14 @@ class PeriodicRegression(Recipe):
             evaluate_every=max(self.steps // 20, 1),
             **{**self.options, **options},
         )
+
+    def draw(self, model: Any, path: pathlib.Path) -> None:
+        """The network over three periods, and the data."""
+        x = np.linspace(-3 * np.pi, 3 * np.pi, 600, dtype=np.float32)[:, None]
+        figure = Figure(figsize=(7, 2.8), layout="constrained")
+        axes = figure.subplots()
+        axes.axvspan(-np.pi, np.pi, color="#0072B2", alpha=0.12, label="data")
+        axes.plot(x, np.sin(x), color="black", linewidth=1, label="sin")
+        axes.plot(x, model(jnp.asarray(x)), color="#D55E00", label=self.method)
+        axes.legend(loc="upper right")
+        figure.savefig(path, dpi=150)

@@ -51,8 +51,8 @@ class Loop:
         self._noted = int(trainer.state.health.skipped)
         self._contradicted = False
 
-    def start(self, dropped: Sequence[int]) -> None:
-        """Tells everybody, also which checkpoints were dropped because they are of later steps."""
+    def start(self, aside: Sequence[int]) -> None:
+        """Tells everybody, also which checkpoints of later steps were set aside."""
         trainer = self.trainer
         if trainer.progress and trainer._is_first:
             sharding = trainer.sharding
@@ -65,7 +65,7 @@ class Loop:
         for listener in self.listeners:
             listener.on_start(trainer, self.step)
         if trainer._restored_from is not None:
-            later = f"; dropped the later checkpoints {list(dropped)}" if dropped else ""
+            later = f"; set aside the later checkpoints {list(aside)}" if aside else ""
             self._tell(f"resumed from step {self.step}{later}")
 
     def go(self, asked: Any) -> str:

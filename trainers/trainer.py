@@ -316,7 +316,7 @@ class Trainer:
             # What was not finite before has been reported, or skipped by a run that was to skip it.
             self.state = self.state._replace(health=self.sharding.place(healthy()))
         with contextlib.ExitStack() as stack:
-            checkpoints, dropped = None, []
+            checkpoints, aside = None, []
             if run is not None:
                 resuming = _same(run, self._restored_from)
                 if self._is_first:
@@ -324,13 +324,13 @@ class Trainer:
                     run_folder.prepare(run, self.config or {}, resuming=resuming)
                 checkpoints = self._checkpoints(run)
                 stack.callback(checkpoints.close)
-                dropped = checkpoints.forget_after(self.step) if resuming else []
+                aside = checkpoints.set_aside_after(self.step) if resuming else []
             listeners = self._listeners(run, last)
             asked = stack.enter_context(requests())
             loop = Loop(self, listeners, checkpoints, last, limit=1 if fast_dev_run else None)
             reason = "failed"
             try:
-                loop.start(dropped)
+                loop.start(aside)
                 reason = loop.go(asked)
             finally:
                 for listener in listeners:

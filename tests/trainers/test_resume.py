@@ -184,16 +184,25 @@ def test_the_best_and_patience_are_remembered(tmp_path):
     assert third.restore("last") == 6
 
 
-def test_going_back_drops_what_came_after(tmp_path):
+def test_going_back_sets_aside_what_came_after(tmp_path):
     options = {"save_every": 1, "keep": cx.Keep(last=9), "run": tmp_path / "run"}
     counter(steps=5, **options).fit()
     recorder = Recorder()
     second = counter(steps=4, callbacks=[recorder], **options)
     assert second.restore(2) == 2
     second.fit()
-    assert recorder.events[0] == (2, "resumed from step 2; dropped the later checkpoints [3, 4, 5]")
+    assert recorder.events[0] == (
+        2,
+        "resumed from step 2; set aside the later checkpoints [3, 4, 5]",
+    )
     assert recorder.saved == [3, 4]
     assert counter(**options).restore() == 4
+    aside = tmp_path / "run/checkpoints/set-aside"
+    assert sorted(path.name for path in aside.iterdir()) == ["3", "4", "5"]
+    third = counter(steps=4, **options)
+    third.restore(3)
+    third.fit()
+    assert sorted(path.name for path in aside.iterdir()) == ["3", "4", "4-2", "5"]
 
 
 def test_a_constraint_and_an_average_can_be_added_later(tmp_path):

@@ -1,0 +1,78 @@
+"""Which rows, which γ and which placement win on `o3-inertia`, at how much time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks.report import Goal, Report, Table
+from constrainx.recipe import find
+
+BASELINES: dict[str, dict[str, Any]] = {
+    "augmentation": {"method": "augmentation"},
+    **{f"penalty {w}": {"method": "penalty", "weight": w} for w in (0.003, 0.01, 0.03, 0.1)},
+    **{f"Lagrangian {w}": {"method": "lagrangian", "weight": w} for w in (1e-4, 1e-3)},
+    "paper, 9 means": {"method": "paper"},
+}
+
+
+def run(*, quick: bool) -> Report:
+    """Trains each setting once, for fewer epochs than the recipe."""
+    recipe = find("o3-inertia")
+    size, epochs = ("smoke", 1) if quick else ("cpu", 30)
+    rows = (4, 8) if quick else (16, 64, 128)
+    settings = dict(BASELINES)
+    for count, gamma in itertools.product(rows, (3.0, 10.0, 30.0)):
+        settings[f"{count} rows, γ {gamma:g}"] = {
+            "method": "nullspace", "rows": count, "gamma": gamma,
+        }  # fmt: skip
+    results = {}
+    for name, fields in settings.items():
+        chosen = recipe.chosen(size=size, epochs=epochs, **fields)
+        result = chosen.trainer(devices=1, progress=False).fit()
+        results[name] = (
+            result.metrics["error"],
+            result.metrics["violation/O(3)"],
+            result.seconds,
+        )
+    base = results["augmentation"]
+    best = min(
+        (name for name in results if "rows" in name and results[name][0] <= base[0]),
+        key=lambda name: results[name][1],
+        default=None,
+    )
+    share = results[best][1] / base[1] if best else float("nan")
+    return Report(
+        name="sweep",
+        setting=f"o3-inertia, size {size}, {epochs} epochs, seed 0, one run each.",
+        tables=[
+            Table(
+                "Test error, violation, and seconds in steps",
+                {"setting": "", "error": ".4f", "violation": ".4f", "s": ".1f"},
+                [(name, *figures) for name, figures in results.items()],
+            )
+        ],
+        goals=[
+            Goal(
+                "no more error than augmentation at half its violation",
+                f"{best}: {share:.2f} of the violation",
+                share <= 0.5,
+            )
+        ],
+        plots={"sweep": _picture(results)},
+    )
+
+
+def _picture(results: dict[str, tuple[float, float, float]]) -> Figure:
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, (error, violation, _) in results.items():
+        marker = "o" if "rows" in name else "x"
+        axes.plot(violation, error, marker, color="#0072B2" if marker == "o" else "#D55E00")
+        axes.annotate(
+            name, (violation, error), fontsize=7, xytext=(4, 2), textcoords="offset points"
+        )
+    axes.set(xscale="log", yscale="log", xlabel="violation", ylabel="test error")
+    return figure
