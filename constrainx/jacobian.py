@@ -290,6 +290,14 @@ def _einsum(subscripts: str, *operands: Array) -> Array:
     return jnp.einsum(subscripts, *(o.astype(dtype) for o in operands), precision="highest")
 
 
+def _dot(left: Array, right: Array) -> Float[Array, ""]:
+    """The inner product of two arrays, for a single row: XLA makes one pass over each of them."""
+    dtype = jnp.result_type(jnp.float32, left, right)
+    return jnp.tensordot(
+        left.astype(dtype), right.astype(dtype), axes=left.ndim, precision="highest"
+    )
+
+
 def _materialised(block: Block) -> Float[Array, "rows ..."]:
     if isinstance(block, Stored):
         return block.gradients
@@ -298,6 +306,8 @@ def _materialised(block: Block) -> Float[Array, "rows ..."]:
 
 def _times(block: Block, update: Array) -> Float[Array, " rows"]:
     if isinstance(block, Stored):
+        if len(block.gradients) == 1:
+            return _dot(block.gradients[0], update)[None]
         return _einsum("k...,...->k", block.gradients, update)
     images = _einsum("kti,io->kto", block.activations, update)
     return _einsum("kto,kto->k", images, block.signals)
@@ -305,6 +315,8 @@ def _times(block: Block, update: Array) -> Float[Array, " rows"]:
 
 def _combined(block: Block, weights: Float[Array, " rows"]) -> Array:
     if isinstance(block, Stored):
+        if len(block.gradients) == 1:
+            return weights[0] * block.gradients[0]
         return _einsum("k,k...->...", weights, block.gradients)
     signals = weights[:, None, None] * block.signals
     return _einsum("kti,kto->io", block.activations, signals)
@@ -312,6 +324,8 @@ def _combined(block: Block, weights: Float[Array, " rows"]) -> Array:
 
 def _gram(block: Block) -> Float[Array, "rows rows"]:
     if isinstance(block, Stored):
+        if len(block.gradients) == 1:
+            return _dot(block.gradients[0], block.gradients[0])[None, None]
         return _einsum("k...,l...->kl", block.gradients, block.gradients)
     rows, tokens, _ = block.activations.shape
     flat = [side.reshape(rows * tokens, side.shape[-1]) for side in block]

@@ -126,8 +126,7 @@ def project(
     if _pick(solver, constraints, counts, parameters) == "gram":
         jacobian = stacked([_jacobian(parameters, *argument) for argument in arguments])
         rows = _rows(constraints, counts, jacobian.values, step)
-        result, multipliers, info, asked = _by_gram(update, jacobian, rows, metric)
-        after = jacobian.matvec(result)
+        result, multipliers, info, asked, after = _by_gram(update, jacobian, rows, metric)
     else:
 
         def function(p: PyTree) -> Float[Array, " rows"]:
@@ -202,9 +201,13 @@ def _rows(
 
 def _by_gram(
     update: PyTree, jacobian: RowJacobian, rows: Rows, metric: PyTree | None
-) -> tuple[PyTree, Float[Array, " rows"], Info, Float[Array, " rows"]]:
+) -> tuple[PyTree, Float[Array, " rows"], Info, Float[Array, " rows"], Float[Array, " rows"]]:
+    # The update is needed twice. Without the barrier XLA computes its last part twice, too, with a
+    # pass over memory for each.
+    update = jax.lax.optimization_barrier(update)
     gram = jacobian.gram(metric)
-    excess = jacobian.matvec(update) - rows.target
+    before = jacobian.matvec(update)
+    excess = before - rows.target
     active = active_rows(gram, excess, rows.acts, rows.inequality)
     multipliers = solve_gram(gram, excess, active)
     change = jacobian.rmatvec(multipliers)
@@ -215,7 +218,9 @@ def _by_gram(
     nan = jnp.full((), jnp.nan)
     reason = jnp.where(finite, Reason.LEAST_SQUARES, Reason.NOT_FINITE)
     info = Info(finite, reason, jnp.ones((), jnp.int32), nan, nan, nan)
-    return result, multipliers, info, excess
+    # J u' without another pass over the parameters.
+    after = before - jnp.matmul(gram, multipliers, precision="highest")
+    return result, multipliers, info, excess, after
 
 
 def _by_iteration(

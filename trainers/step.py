@@ -101,7 +101,7 @@ class Step:
     def causes(self) -> tuple[str, ...]:
         """What may turn out not to be finite."""
         names = self.constraints.names if self.constraints else ()
-        return ("loss", "gradient", *(f"constraint {name!r}" for name in names), "update")
+        return ("loss", *(f"constraint {name!r}" for name in names), "gradient or update")
 
     def initial(self, model: nnx.Module) -> State:
         """The state before the first step."""
@@ -139,13 +139,12 @@ class Step:
         )
         optimizer, constraints = self._apart(parts)
         parameters = optax.apply_updates(state.parameters, updates)
-        gradient_norm = _norm(gradients)
+        update_norm = _norm(updates)
         found = reports(constraints)
         flags = [
             ~jnp.isfinite(loss),
-            ~jnp.isfinite(gradient_norm),
             *(report.active & ~jnp.isfinite(report.violation) for report in found.values()),
-            ~jnp.isfinite(_norm(updates)),
+            ~jnp.isfinite(update_norm),
         ]
         health, proceed = self._examined(state, jnp.stack(flags))
         taken = State(
@@ -160,7 +159,7 @@ class Step:
         kept = jax.tree.map(
             lambda new, old: jnp.where(proceed, new, old).astype(old.dtype), taken, state
         )
-        metrics = {"loss": loss, "gradient_norm": gradient_norm, **metrics, **_figures(found)}
+        metrics = {"loss": loss, "update_norm": update_norm, **metrics, **_figures(found)}
         # A step that is skipped has been taken. One that ends the run has not.
         moved = jnp.ones((), bool) if self.on_nonfinite == "skip" else proceed
         return (

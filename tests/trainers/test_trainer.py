@@ -83,7 +83,7 @@ def test_logs_are_means_since_the_last_log(plain):
         batch = next(batches)
         values.append(np.mean(absolute(nnx.merge(graph, unflatten(point)), batch)))
     assert recorder.logged[3]["absolute"] == pytest.approx(np.mean(values), rel=1e-5)
-    assert recorder.logged[3]["gradient_norm"] > 0
+    assert recorder.logged[3]["update_norm"] > 0
 
 
 def test_callbacks_hear_of_everything_at_its_step(plain):
