@@ -71,7 +71,7 @@ class ConservativeScore(Recipe):
     compared: ClassVar = tuple(methods)
     sizes: ClassVar = {
         "smoke": {"steps": 6, "examples": 400, "batch": 64, "points": 40, "rows": 4},
-        "cpu": {"steps": 3000, "batch": 1000, "points": 1000},
+        "cpu": {"steps": 1500, "batch": 1000, "points": 1000},
     }
     presets: ClassVar = {"paper": PAPER}
     figures: ClassVar = {
@@ -88,7 +88,7 @@ class ConservativeScore(Recipe):
     constrained_by: Method = "none"
     rows: int = 50
     placement: Placement = "update"
-    gamma: float = 0.1
+    gamma: float = 0.05
     weighted: bool = True
     points: int = 5000
 

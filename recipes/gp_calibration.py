@@ -53,7 +53,10 @@ class GpCalibration(Recipe):
         "paper": {"loss": "paper"},
     }
     compared: ClassVar = tuple(methods)
-    sizes: ClassVar = {"smoke": {"steps": 4, "examples": 100, "tests": 40, "features": 20}}
+    sizes: ClassVar = {
+        "smoke": {"steps": 4, "examples": 100, "tests": 40, "features": 20},
+        "cpu": {"steps": 100},
+    }
     figures: ClassVar = {"rmse": "test RMSE"}
 
     method: str = "predictive"

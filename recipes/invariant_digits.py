@@ -40,7 +40,7 @@ class InvariantDigits(Recipe):
         turned: whether training images are turned at random, with their labels.
         constrained_by: how the constraint acts.
         rows: of the constraint, each the norm over batch / rows images.
-        gamma: the pull to the constraint.
+        gamma: the pull to the constraint; counts times the learning rate.
         weight: of the penalty.
         tests: how many test images.
     """
@@ -65,7 +65,7 @@ class InvariantDigits(Recipe):
     turned: bool = False
     constrained_by: Method = "none"
     rows: int = 32
-    gamma: float = 0.1
+    gamma: float = 0.2
     weight: float = 0.1
     tests: int = 500
 
@@ -88,11 +88,12 @@ class InvariantDigits(Recipe):
                 )
             ],
             method=self.constrained_by,
+            placement="gradient",
             weight=self.weight,
             augment=_turned_at_random if self.turned else None,
             evaluation=data.arrays(test, batch=self.tests),
             metrics={"error": _wrong, "turned error": _wrong_when_turned},
-            evaluate_every=max(steps // 10, 1),
+            evaluate_every=max(steps // 5, 1),
             **{**self.options, **options},
         )
 

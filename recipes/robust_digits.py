@@ -94,7 +94,7 @@ class RobustDigits(Recipe):
                 "robust error": self._robust_error,
                 "attacked loss": lambda m, b: self._attacked(m, b, jax.random.key(0)),
             },
-            evaluate_every=max(steps // 10, 1),
+            evaluate_every=max(steps // 4, 1),
             **{**self.options, **options},
         )
 
