@@ -67,13 +67,19 @@ def panels_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
     panels = {
         "loss": [Panel(title="training loss", train="loss", scale="log")],
         "violation": [
-            Panel(
-                title=name,
-                train=f"constraints/{name}/violation",
-                evaluation=f"violation/{name}",
-                scale="log",
-            )
+            panel
             for name in constraints
+            for panel in (
+                Panel(
+                    title=f"{name}, on held-out data", evaluation=f"violation/{name}", scale="log"
+                ),
+                # Rows are reduced and scaled for the step: not the figure that people read.
+                Panel(
+                    title=f"{name}, root mean square of the rows in training",
+                    train=f"constraints/{name}/violation",
+                    scale="log",
+                ),
+            )
         ],
         "metrics": [
             Panel(title=key, evaluation=key, scale="wide")
