@@ -1,0 +1,50 @@
+"""Runs the comparisons of docs/recipes.md, and puts their tables and pictures beside this file.
+
+make results            # all
+python docs/results/make.py o3-inertia gp-calibration
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+from constrainx.report import write
+
+HERE = pathlib.Path(__file__).parent
+RUNS = pathlib.Path("runs/results")
+# Where the picture is, below the comparison's folder. Curves are of the first seed alone.
+CURVES = "seed0/violation.png"
+COMMANDS = {
+    "o3-inertia": (["o3-inertia", "--seeds", "3"], CURVES),
+    **{
+        f"conservative-score-{name}": (
+            ["conservative-score", "--dataset", name],
+            "nullspace-seed0/picture.png",
+        )
+        for name in ("8gaussian", "spirals", "checkerboard")
+    },
+    "gp-calibration": (["gp-calibration", "--seeds", "10"], "predictive-seed0/picture.png"),
+    "periodic-regression": (["periodic-regression", "--seeds", "3"], "nullspace-seed0/picture.png"),
+    "invariant-digits": (["invariant-digits", "--seeds", "3"], CURVES),
+    "robust-digits": (["robust-digits", "--seeds", "3"], CURVES),
+}
+
+
+def main(names: list[str]) -> None:
+    """Makes those that are named, or all."""
+    for name in names or COMMANDS:
+        arguments, picture = COMMANDS[name]
+        out = RUNS / name
+        command = ["constrainx", "compare", *arguments, "--size", "cpu", "--out", str(out)]
+        subprocess.run([sys.executable, "-m", *command], check=True)
+        write(sorted(out.glob("*-seed0")), out=out / "seed0")
+        for suffix in ("md", "json"):
+            shutil.copyfile(out / f"compare.{suffix}", HERE / f"{name}.{suffix}")
+        shutil.copyfile(out / picture, HERE / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
