@@ -247,8 +247,12 @@ def _picture(model: Any, recipe: ConservativeScore, path: pathlib.Path) -> None:
     ticks = np.linspace(-reach, reach, 61, dtype=np.float32)
     grid = np.stack(np.meshgrid(ticks, ticks), axis=-1).reshape(-1, 2)
     sigma = jnp.full(len(grid), 0.5)
-    score = np.asarray(model(jnp.asarray(grid), sigma))
-    asym = np.asarray(matching.asymmetry(matching.jacobians(model, jnp.asarray(grid), sigma)))
+
+    @jax.jit
+    def field(x: Array) -> tuple[Array, Array]:
+        return model(x, sigma), matching.asymmetry(matching.jacobians(model, x, sigma))
+
+    score, asym = map(np.asarray, field(jnp.asarray(grid)))
     # At the largest level the data still show through, so samples start from there.
     start = points + NOISE.largest * rng.normal(size=points.shape).astype(np.float32)
     drawn = np.asarray(_flow_down(model, jnp.asarray(start), NOISE.levels(201)[::-1]))

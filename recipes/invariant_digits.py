@@ -37,6 +37,7 @@ class InvariantDigits(Recipe):
         epochs: passes over the training data.
         batch: examples a step.
         learning_rate: of Adam, decayed to zero by a cosine.
+        channels: of the first convolution; the second has twice as many.
         turned: whether training images are turned at random, with their labels.
         constrained_by: how the constraint acts.
         rows: of the constraint, each the norm over batch / rows images.
@@ -53,7 +54,7 @@ class InvariantDigits(Recipe):
         "augmentation": {"turned": True},
     }
     compared: ClassVar = tuple(methods)
-    sizes: ClassVar = {"smoke": {"epochs": 1, "batch": 256, "rows": 8, "tests": 64}}
+    sizes: ClassVar = {"smoke": {"epochs": 1, "batch": 256, "rows": 8, "tests": 64, "channels": 2}}
     figures: ClassVar = {
         "turned error": "turned error", "error": "upright error", "violation/turns": "violation",
     }  # fmt: skip
@@ -62,6 +63,7 @@ class InvariantDigits(Recipe):
     epochs: int = 60
     batch: int = 128
     learning_rate: float = 2e-3
+    channels: int = 16
     turned: bool = False
     constrained_by: Method = "none"
     rows: int = 32
@@ -74,7 +76,12 @@ class InvariantDigits(Recipe):
         train, test = digits(self.tests, seed=self.seed)
         steps = steps_of(epochs=self.epochs, examples=len(train["y"]), batch=self.batch)
         return Trainer(
-            model=LeNet(size=8, channels=(16, 32), hidden=(64,), rngs=nnx.Rngs(self.seed)),
+            model=LeNet(
+                size=8,
+                channels=(self.channels, 2 * self.channels),
+                hidden=(64,),
+                rngs=nnx.Rngs(self.seed),
+            ),
             loss=_loss,
             optimizer=optax.adam(optax.cosine_decay_schedule(self.learning_rate, steps)),
             data=data.arrays(train, batch=self.batch, seed=self.seed),

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 from constrainx import data
 from constrainx.constraints import AtMost
 from constrainx.data.digits import digits
-from constrainx.models import LeNet
+from constrainx.models import MLP
 from constrainx.nullspace import Method
 from constrainx.recipe import Recipe, steps_of
 from constrainx.trainers import Trainer
@@ -38,6 +38,7 @@ class RobustDigits(Recipe):
         epochs: passes over the training data.
         batch: examples a step.
         learning_rate: of Adam, decayed to zero by a cosine.
+        width: of the two hidden layers.
         radius: of the attack, in every pixel.
         bound: δ, of the mean loss under attack.
         on_attacked: whether the loss itself is of attacked images.
@@ -53,7 +54,7 @@ class RobustDigits(Recipe):
         "adversarial": {"on_attacked": True},
     }
     compared: ClassVar = tuple(methods)
-    sizes: ClassVar = {"smoke": {"epochs": 1, "batch": 256, "tests": 64}}
+    sizes: ClassVar = {"smoke": {"epochs": 1, "batch": 256, "tests": 64, "width": 16}}
     figures: ClassVar = {
         "error": "clean error", "robust error": "robust error", "attacked loss": "attacked loss",
     }  # fmt: skip
@@ -62,6 +63,7 @@ class RobustDigits(Recipe):
     epochs: int = 60
     batch: int = 128
     learning_rate: float = 2e-3
+    width: int = 128
     radius: float = 0.1
     bound: float = 0.3
     on_attacked: bool = False
@@ -71,10 +73,13 @@ class RobustDigits(Recipe):
 
     def trainer(self, **options: Any) -> Trainer:
         """Builds the network, its constraint and the data."""
-        train, test = digits(self.tests, seed=self.seed)
+        train, test = (
+            {**images, "x": images["x"].reshape(-1, 64)}
+            for images in digits(self.tests, seed=self.seed)
+        )
         steps = steps_of(epochs=self.epochs, examples=len(train["y"]), batch=self.batch)
         return Trainer(
-            model=LeNet(size=8, channels=(16, 32), hidden=(64,), rngs=nnx.Rngs(self.seed)),
+            model=MLP((64, self.width, self.width, 10), rngs=nnx.Rngs(self.seed)),
             loss=self._loss,
             optimizer=optax.adam(optax.cosine_decay_schedule(self.learning_rate, steps)),
             data=data.arrays(train, batch=self.batch, seed=self.seed),

@@ -1,7 +1,6 @@
 """Runs the comparisons of docs/recipes.md, and puts their tables and pictures beside this file.
 
-make results            # all
-python docs/results/make.py o3-inertia gp-calibration
+``make results`` makes all of them, ``python docs/results/make.py o3-inertia`` one.
 """
 
 from __future__ import annotations
