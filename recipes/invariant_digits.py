@@ -27,6 +27,7 @@ from constrainx.models import LeNet
 from constrainx.nullspace import Method
 from constrainx.recipe import Recipe, steps_of
 from constrainx.trainers import Trainer
+from constrainx.trainers.classification import cross_entropy, is_wrong
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ class InvariantDigits(Recipe):
                 hidden=(64,),
                 rngs=nnx.Rngs(self.seed),
             ),
-            loss=_loss,
+            loss=lambda model, batch: jnp.mean(cross_entropy(model, batch)),
             optimizer=optax.adam(optax.cosine_decay_schedule(self.learning_rate, steps)),
             data=data.arrays(train, batch=self.batch, seed=self.seed),
             steps=steps,
@@ -99,15 +100,10 @@ class InvariantDigits(Recipe):
             weight=self.weight,
             augment=_turned_at_random if self.turned else None,
             evaluation=data.arrays(test, batch=self.tests),
-            metrics={"error": _wrong, "turned error": _wrong_when_turned},
+            metrics={"error": is_wrong, "turned error": _wrong_when_turned},
             evaluate_every=max(steps // 5, 1),
             **{**self.options, **options},
         )
-
-
-def _loss(model: Any, batch: dict[str, Array]) -> Array:
-    losses = optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
-    return jnp.mean(losses)
 
 
 def _turned_at_random(batch: dict[str, Array], key: Array) -> dict[str, Array]:
@@ -119,10 +115,6 @@ def _turned_at_random(batch: dict[str, Array], key: Array) -> dict[str, Array]:
     return {**batch, "x": jax.vmap(turn)(batch["x"], quarters)}
 
 
-def _wrong(model: Any, batch: dict[str, Array]) -> Float[Array, " batch"]:
-    return (jnp.argmax(model(batch["x"]), axis=1) != batch["y"]).astype(jnp.float32)
-
-
 def _wrong_when_turned(model: Any, batch: dict[str, Array]) -> Float[Array, "batch 4"]:
     turned = [{**batch, "x": jnp.rot90(batch["x"], k, axes=(1, 2))} for k in range(4)]
-    return jnp.stack([_wrong(model, images) for images in turned], axis=1)
+    return jnp.stack([is_wrong(model, images) for images in turned], axis=1)

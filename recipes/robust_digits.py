@@ -27,7 +27,8 @@ from constrainx.models import MLP
 from constrainx.nullspace import Method
 from constrainx.recipe import Recipe, steps_of
 from constrainx.trainers import Trainer
-from constrainx.trainers.adversarial import Attack, losses
+from constrainx.trainers.adversarial import Attack
+from constrainx.trainers.classification import cross_entropy, is_wrong
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ class RobustDigits(Recipe):
             method=self.constrained_by,
             evaluation=data.arrays(test, batch=self.tests),
             metrics={
-                "error": _wrong,
+                "error": is_wrong,
                 "robust error": self._robust_error,
                 "attacked loss": lambda m, b: self._attacked(m, b, jax.random.key(0)),
             },
@@ -111,16 +112,13 @@ class RobustDigits(Recipe):
     def _loss(self, model: Any, batch: dict[str, Array], *, key: Array) -> Array:
         if self.on_attacked:
             return jnp.mean(self._attacked(model, batch, key))
-        return jnp.mean(losses(model, batch["y"])(batch["x"]))
+        return jnp.mean(cross_entropy(model, batch))
 
     def _attacked(self, model: Any, batch: dict[str, Array], key: Array) -> Float[Array, " batch"]:
-        return losses(model, batch["y"])(self.attack(model, batch["x"], batch["y"], key))
+        attacked = self.attack(model, batch["x"], batch["y"], key)
+        return cross_entropy(model, {**batch, "x": attacked})
 
     def _robust_error(self, model: Any, batch: dict[str, Array]) -> Float[Array, " batch"]:
         stronger = dataclasses.replace(self.attack, steps=20, restarts=1)
         attacked = stronger(model, batch["x"], batch["y"], jax.random.key(1))
-        return _wrong(model, {**batch, "x": attacked})
-
-
-def _wrong(model: Any, batch: dict[str, Array]) -> Float[Array, " batch"]:
-    return (jnp.argmax(model(batch["x"]), axis=1) != batch["y"]).astype(jnp.float32)
+        return is_wrong(model, {**batch, "x": attacked})

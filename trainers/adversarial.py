@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, Int
+
+from constrainx.trainers.classification import cross_entropy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class Attack:
 
 def losses(model: Any, y: Int[Array, " batch"]) -> Callable[[Array], Float[Array, " batch"]]:
     """The cross-entropy of each example."""
-    return lambda x: optax.softmax_cross_entropy_with_integer_labels(model(x), y)
+    return lambda x: cross_entropy(model, {"x": x, "y": y})
 
 
 def _worse(loss: Callable[[Array], Array], first: Array, second: Array) -> Array:

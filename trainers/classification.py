@@ -1,0 +1,19 @@
+"""What a classifier is trained and measured by; a batch has inputs "x" and classes "y"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+
+def cross_entropy(model: Any, batch: dict[str, Array]) -> Float[Array, " batch"]:
+    """Of each example."""
+    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"])
+
+
+def is_wrong(model: Any, batch: dict[str, Array]) -> Float[Array, " batch"]:
+    """One for each example whose most probable class is another; its mean is the error."""
+    return (jnp.argmax(model(batch["x"]), axis=1) != batch["y"]).astype(jnp.float32)
