@@ -2,12 +2,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint format docs bench results clean
+.PHONY: quickstart test coverage lint format docs bench results clean
 
 quickstart: .venv/installed
 	$(BIN)/constrainx quickstart
 
 test: .venv/dev
+	$(BIN)/pytest -n auto $(ARGS)
+
+coverage: .venv/dev
 	$(BIN)/pytest -n auto --cov --cov-report=term $(ARGS)
 
 lint: .venv/dev
