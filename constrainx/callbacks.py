@@ -123,7 +123,8 @@ class TensorBoard(Callback):
 
     def _scalars(self, group: str, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            self._try(self._writer.add_scalar, f"{group}/{name}", value, step)
+            if math.isfinite(value):  # it cannot show others, and complains of each
+                self._try(self._writer.add_scalar, f"{group}/{name}", value, step)
 
     def _try(self, write: Callable[..., Any], *arguments: Any) -> None:
         """On a full disk the thread that writes dies, and its queue, once full, blocks for good."""

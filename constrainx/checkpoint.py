@@ -319,8 +319,8 @@ def _failed_to_read(step: int, checkpoints: Checkpoints, error: Exception) -> Ch
         else "There is none before it."
     )
     return CheckpointError(
-        f"the checkpoint of step {step} in {checkpoints.folder} is damaged: {_reason(error)}. "
-        f"{way_out}"
+        f"the checkpoint of step {step} in {checkpoints.folder} is damaged. {way_out} What was "
+        f"found: {_reason(error)}."
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import pathlib
 import platform
@@ -16,6 +15,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import tyro
 from rich.console import Console
 from rich.table import Table
+
+from constrainx.console import quiet, user_errors
 
 app = tyro.extras.SubcommandApp()
 WhichStep: TypeAlias = int | Literal["last", "best"]
@@ -61,8 +62,8 @@ class ValidateOptions:
 def main() -> None:
     """Runs the command that the arguments name."""
     arguments = sys.argv[1:] or ["--help"]
-    _quiet()
-    with _user_errors():
+    quiet()
+    with user_errors():
         command, rest = arguments[0], arguments[1:]
         if command in RECIPE_COMMANDS and rest and not rest[0].startswith("-"):
             RECIPE_COMMANDS[command](rest[0], rest[1:])
@@ -400,7 +401,7 @@ def _launched(go: Callable[[], None], distributed: str | None, run: pathlib.Path
 
     _compilation_cache()
     # Also in there, because it may be another process that goes on.
-    with supervised(distributed, run=run), _user_errors():
+    with supervised(distributed, run=run), user_errors():
         go()
 
 
@@ -436,42 +437,3 @@ def _compilation_cache() -> None:
     if not jax.config.values["jax_compilation_cache_dir"]:
         base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
         jax.config.update("jax_compilation_cache_dir", str(base / "constrainx" / "xla"))
-
-
-def _quiet() -> None:
-    """Our own notes as plain lines, once each; of other libraries only warnings."""
-    seen: set[str] = set()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        message = record.getMessage()
-        return message not in seen and not seen.add(message)  # type: ignore[func-returns-value]
-
-    handler = logging.StreamHandler()
-    handler.addFilter(is_new)
-    logger = logging.getLogger("constrainx")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-
-
-class _user_errors:  # noqa: N801  # reads as a statement: with _user_errors()
-    """What a user can put right is a line on standard error, not a traceback."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from constrainx.checkpoint import CheckpointError
-        from constrainx.data import DataNotFoundError, PreparationError
-        from constrainx.distributed import DistributedError
-        from constrainx.run_folder import RunError
-        from constrainx.trainers import NonFiniteError
-
-        # Wrong arguments are a ValueError, also those that a recipe hands on.
-        expected = (
-            CheckpointError, DataNotFoundError, DistributedError, NonFiniteError, PreparationError,
-            RunError, ValueError,
-        )  # fmt: skip
-        if isinstance(error, expected):
-            Console(stderr=True).print(f"error: {error}", highlight=False, soft_wrap=True)
-            raise SystemExit(1) from None

@@ -1,6 +1,7 @@
 """The command line, on the real recipe at its smallest."""
 
 import json
+import logging
 import pathlib
 import shutil
 import subprocess
@@ -21,6 +22,11 @@ def constrainx(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cli, "_compilation_cache", lambda: None)
     monkeypatch.setenv("COLUMNS", "100")
+    # What a program may set for good, a test puts back.
+    logger = logging.getLogger("constrainx")
+    monkeypatch.setattr(logger, "propagate", logger.propagate)
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["constrainx", *map(str, arguments)])
@@ -162,6 +168,20 @@ def test_fast_dev_run_leaves_nothing_behind(constrainx, tmp_path):
     assert code == 0
     assert "two steps went well" in text
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_damaged_checkpoint_is_one_sentence(finished, tmp_path):
+    """In a process of its own: what Orbax and TensorStore print comes from their threads."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    (damaged,) = (run / "checkpoints/16/state/d").iterdir()
+    damaged.write_bytes(damaged.read_bytes()[:3])
+    command = [sys.executable, "-m", "constrainx", "eval", str(run)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "is damaged. The one before is of step 8" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+    code = subprocess.run([*command, "--fallback"], capture_output=True, text=True).returncode
+    assert code == 0
 
 
 def test_help_shows_every_field(constrainx):

@@ -169,7 +169,8 @@ class Loop:
             self._tell(message)
             raise NonFiniteError(
                 f"{message}. Parameters are those before that step.{kept} Lower the learning rate "
-                "or gamma, clip gradients, or pass on_nonfinite='skip'."
+                "or gamma, clip gradients, or skip such steps: on_nonfinite='skip', on the command "
+                "line --on-nonfinite skip."
             )
         new = int(health.skipped) - self._noted
         self._noted = int(health.skipped)
