@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from types import TracebackType
 
 from rich.console import Console
 
@@ -23,7 +22,7 @@ def quiet() -> None:
 
     # Orbax logs whole tracebacks of what it also raises, and what we report in a sentence.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-    sys.excepthook = _show
+    sys.unraisablehook = _show
     handler = logging.StreamHandler()
     handler.addFilter(is_new)
     logger = logging.getLogger("constrainx")
@@ -66,7 +65,7 @@ def _hush() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _show(unraisable: sys.UnraisableHookArgs) -> None:
     # When a checkpoint fails, TensorStore's threads go on to tell an event loop that is gone.
-    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
-        sys.__excepthook__(kind, error, trace)
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)

@@ -26,7 +26,7 @@ def constrainx(tmp_path, monkeypatch, capsys):
     logger = logging.getLogger("constrainx")
     monkeypatch.setattr(logger, "propagate", logger.propagate)
     monkeypatch.setattr(logger, "handlers", [*logger.handlers])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["constrainx", *map(str, arguments)])
