@@ -12,6 +12,7 @@ violated, and J u' ≤ −c, which the step may use up, where it is not.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -20,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from constrainx.constraints._compose import Composed, Member, cut
 from constrainx.jacobian import RowJacobian, rows_of, rows_of_slices, stacked
-from constrainx.linalg import LSMR, Info, Reason, Solver, lstsq
+from constrainx.linalg import LSMR, Solver, lstsq
 from constrainx.linalg import _vector as vector
 from constrainx.multipliers import active_rows, solve_gram
 
@@ -86,6 +87,18 @@ class Rows(NamedTuple):
     inequality: Bool[Array, " rows"]
 
 
+class _Solved(NamedTuple):
+    """A step: u', what was asked of the rows, J u, J u', and how it was found."""
+
+    update: PyTree
+    rows: Rows
+    before: Float[Array, " rows"]
+    after: Float[Array, " rows"]
+    multipliers: Float[Array, " rows"] | None
+    iterations: Int[Array, ""]
+    converged: Bool[Array, ""]
+
+
 def project(
     update: PyTree,
     constraints: Composed,
@@ -123,24 +136,34 @@ def project(
     keys = constraints.keys(key)
     arguments = [(member, batch, k, model) for member, k in zip(constraints, keys, strict=True)]
     counts = [_count(parameters, *argument) for argument in arguments]
-    if _pick(solver, constraints, counts, parameters) == "gram":
-        jacobian = stacked([_jacobian(parameters, *argument) for argument in arguments])
-        rows = _rows(constraints, counts, jacobian.values, step)
-        result, multipliers, info, asked, after = _by_gram(update, jacobian, rows, metric)
-    else:
+    by_gram = _pick(solver, constraints, counts, parameters) == "gram"
 
-        def function(p: PyTree) -> Float[Array, " rows"]:
-            return jnp.concatenate([m.rows(p, *rest) for m, *rest in arguments])
+    def function(p: PyTree) -> Float[Array, " rows"]:
+        return jnp.concatenate([member.rows(p, *inputs) for member, *inputs in arguments])
 
-        result, rows, after, info, asked = _by_iteration(
-            update, function, parameters, constraints, counts, step, metric, solver
-        )
-        multipliers = None
+    def asked(values: Float[Array, " rows"]) -> Rows:
+        return _rows(constraints, counts, values, step)
+
+    def act(update: PyTree) -> _Solved:
+        if by_gram:
+            jacobian = stacked([_jacobian(parameters, *argument) for argument in arguments])
+            return _by_gram(update, jacobian, asked(jacobian.values), metric)
+        return _by_iteration(update, function, parameters, asked, metric, solver)
+
+    def rest(update: PyTree) -> _Solved:
+        return _at_rest(update, asked(function(parameters)), by_gram)
+
+    if any(member.start == 0 and member.every == 1 for member in constraints):
+        solved = act(update)
+    else:  # a step at which none acts costs a forward pass, to know the violations
+        acts = jnp.any(jnp.stack([member.acts_at(step) for member in constraints]))
+        solved = jax.lax.cond(acts, act, rest, update)
+    multipliers = solved.multipliers
     return Projection(
-        result,
-        _named(constraints, counts, rows.values),
+        solved.update,
+        _named(constraints, counts, solved.rows.values),
         {} if multipliers is None else _named(constraints, counts, multipliers),
-        _reports(constraints, counts, rows, asked, after, info),
+        _reports(constraints, counts, solved),
     )
 
 
@@ -199,9 +222,7 @@ def _rows(
     return Rows(values, target, acts, inequality)
 
 
-def _by_gram(
-    update: PyTree, jacobian: RowJacobian, rows: Rows, metric: PyTree | None
-) -> tuple[PyTree, Float[Array, " rows"], Info, Float[Array, " rows"], Float[Array, " rows"]]:
+def _by_gram(update: PyTree, jacobian: RowJacobian, rows: Rows, metric: PyTree | None) -> _Solved:
     # The update is needed twice. Without the barrier XLA computes its last part twice, too, with a
     # pass over memory for each.
     update = jax.lax.optimization_barrier(update)
@@ -213,28 +234,28 @@ def _by_gram(
     change = jacobian.rmatvec(multipliers)
     if metric is not None:
         change = jax.tree.map(jnp.multiply, metric, change)
-    result = jax.tree.map(lambda u, d: u - d.astype(u.dtype), update, change)
-    finite = jnp.all(jnp.isfinite(multipliers))
-    nan = jnp.full((), jnp.nan)
-    reason = jnp.where(finite, Reason.LEAST_SQUARES, Reason.NOT_FINITE)
-    info = Info(finite, reason, jnp.ones((), jnp.int32), nan, nan, nan)
-    # J u' without another pass over the parameters.
-    after = before - jnp.matmul(gram, multipliers, precision="highest")
-    return result, multipliers, info, excess, after
+    return _Solved(
+        update=jax.tree.map(lambda u, d: u - d.astype(u.dtype), update, change),
+        rows=rows,
+        before=before,
+        # J u' without another pass over the parameters.
+        after=before - jnp.matmul(gram, multipliers, precision="highest"),
+        multipliers=multipliers,
+        iterations=jnp.ones((), jnp.int32),
+        converged=jnp.all(jnp.isfinite(multipliers)),
+    )
 
 
 def _by_iteration(
     update: PyTree,
-    function: Any,
+    function: Callable[[PyTree], Float[Array, " rows"]],
     parameters: PyTree,
-    constraints: Composed,
-    counts: list[int],
-    step: Array,
+    asked: Callable[[Float[Array, " rows"]], Rows],
     metric: PyTree | None,
     solver: SolverChoice,
-) -> tuple[PyTree, Rows, Float[Array, " rows"], Info, Float[Array, " rows"]]:
+) -> _Solved:
     values, linear = jax.linearize(function, parameters)
-    rows = _rows(constraints, counts, values, step)
+    rows = asked(values)
     before = linear(jax.tree.map(lambda u, p: u.astype(p.dtype), update, parameters))
     excess = before - rows.target
     # One pass over the inequalities: rows act if they would be violated without the projection.
@@ -249,8 +270,28 @@ def _by_iteration(
         reference=UNDONE / INEXACT.rtol * vector.norm(weights * rows.target) if inexact else None,
         solver=INEXACT if isinstance(solver, str) else solver,
     )
-    result = jax.tree.map(lambda u, d: u - d.astype(u.dtype), update, change)
-    return result, rows, before - linear(change), info, excess
+    return _Solved(
+        update=jax.tree.map(lambda u, d: u - d.astype(u.dtype), update, change),
+        rows=rows,
+        before=before,
+        after=before - linear(change),
+        multipliers=None,
+        iterations=jnp.asarray(info.iterations, jnp.int32),
+        converged=jnp.asarray(info.converged),
+    )
+
+
+def _at_rest(update: PyTree, rows: Rows, by_gram: bool) -> _Solved:
+    nothing = jnp.zeros_like(rows.values)
+    return _Solved(
+        update=update,
+        rows=rows,
+        before=nothing,
+        after=nothing,
+        multipliers=nothing if by_gram else None,
+        iterations=jnp.zeros((), jnp.int32),
+        converged=jnp.array(True),
+    )
 
 
 def _named(constraints: Composed, counts: list[int], rows: Array) -> dict[str, Array]:
@@ -264,16 +305,14 @@ def _named(constraints: Composed, counts: list[int], rows: Array) -> dict[str, A
 def _reports(
     constraints: Composed,
     counts: list[int],
-    rows: Rows,
-    asked: Float[Array, " rows"],
-    after: Float[Array, " rows"],
-    info: Info,
+    solved: _Solved,
 ) -> dict[str, Report]:
+    rows = solved.rows
     inequality = rows.inequality
     violations = jnp.where(inequality, jnp.maximum(rows.values, 0), rows.values)
-    missing = after - rows.target
+    missing = solved.after - rows.target
     missing = jnp.where(inequality, jnp.maximum(missing, 0), missing)
-    stacked_parts = (violations, missing, rows.target, asked, rows.acts)
+    stacked_parts = (violations, missing, rows.target, solved.before - rows.target, rows.acts)
     parts = [_named(constraints, counts, part) for part in stacked_parts]
     reports = {}
     for member in constraints:
@@ -288,7 +327,7 @@ def _reports(
             met=violation <= member.tolerance,
             resolved=~active | (vector.norm(left) <= allowed),
             active=active,
-            iterations=jnp.asarray(info.iterations, jnp.int32),
-            converged=jnp.asarray(info.converged),
+            iterations=solved.iterations,
+            converged=solved.converged,
         )
     return reports

@@ -219,6 +219,35 @@ def test_start_every_gamma_and_named_slices():
     assert set(result.rows) == set(result.multipliers) == set(result.reports) == {"a", "b"}
 
 
+@pytest.mark.parametrize("solver", ["gram", cx.LSMR(rtol=1e-5)], ids=str)
+def test_all_may_rest(solver):
+    """Then the update is left alone and violations are known; when they act, nothing is new."""
+    model = Net(nnx.Rngs(0))
+    params = parameters(model)
+    update = jax.tree.map(jnp.ones_like, params)
+
+    def steps(**when):
+        composed = cx.compose(PeriodicIn2Pi(reduce="rms", **when), model=model)
+        return jax.jit(
+            lambda step: cx.project(
+                update, composed, params, batch=BATCH, key=KEY, step=step, solver=solver
+            )
+        )
+
+    late, always = steps(start=3, every=2), steps()
+    for step in range(7):
+        found, wanted = late(step), always(step)
+        if step in (3, 5):
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        else:
+            jax.tree.map(np.testing.assert_array_equal, found.update, update)
+            (report,) = found.reports.values()
+            (same,) = wanted.reports.values()
+            np.testing.assert_allclose(report.violation, same.violation, rtol=1e-5)
+            assert not report.active and report.resolved and report.iterations == 0
+
+
 @pytest.mark.parametrize("reduce", ["none", cx.Norm(groups=2)], ids=str)
 def test_looks_at_some_examples_only(reduce):
     model = Net(nnx.Rngs(0))
