@@ -29,7 +29,7 @@ def free_port():
 @contextlib.contextmanager
 def started(run, steps, *, processes=2, action="", devices=4):
     """The processes of a run, each with its output in a pipe; none survives the block."""
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     address = f"localhost:{free_port()}"
     specs = [

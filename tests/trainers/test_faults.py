@@ -39,7 +39,7 @@ class Nursery:
     """See nursery.py."""
 
     def __init__(self):
-        flags = "--xla_backend_optimization_level=0"
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.trainers.nursery"],
             cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
