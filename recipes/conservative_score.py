@@ -39,7 +39,10 @@ from constrainx.trainers.step import Placement
 
 NOISE = matching.Noise()
 LEVELS = 10
-PAPER = {"rows": 0, "placement": "gradient", "gamma": 500.0, "weighted": False}
+PAPER = {
+    "rows": 0, "placement": "gradient", "gamma": 500.0, "weighted": False,
+    "free": 0.0,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,7 @@ class ConservativeScore(Recipe):
         rows: of the constraint, each the norm over batch / rows examples; 0 for one row.
         placement: whether updates or gradients are projected.
         gamma: the pull to the constraint; for gradients it counts times the learning rate.
+        free: the part of training before the constraint acts.
         weighted: whether an example counts times its σ², which is how the loss weighs it, too.
         points: how many test points metrics are measured on, at each level.
     """
@@ -71,7 +75,7 @@ class ConservativeScore(Recipe):
     compared: ClassVar = tuple(methods)
     sizes: ClassVar = {
         "smoke": {"steps": 6, "examples": 400, "batch": 64, "points": 40, "rows": 4},
-        "cpu": {"steps": 1500, "batch": 1000, "points": 1000},
+        "cpu": {"steps": 2500, "batch": 1000, "points": 1000},
     }
     presets: ClassVar = {"paper": PAPER}
     figures: ClassVar = {
@@ -89,6 +93,7 @@ class ConservativeScore(Recipe):
     rows: int = 50
     placement: Placement = "update"
     gamma: float = 0.05
+    free: float = 0.6
     weighted: bool = True
     points: int = 5000
 
@@ -127,6 +132,7 @@ class ConservativeScore(Recipe):
             inputs="noisy",
             reduce=Norm(groups=self.rows) if self.rows else "rms",
             gamma=self.gamma,
+            start=round(self.free * self.steps),
             name="symmetry",
         )
 
