@@ -44,6 +44,8 @@ class GpCalibration(Recipe):
         features: of the process.
         learning_rate: of Adam.
         noise: the standard deviation of the data's noise is this times (0.2 + x).
+        start_length: ℓ before the first step.
+        start_noise: λ before the first step.
     """
 
     name: ClassVar[str] = "gp-calibration"
@@ -67,6 +69,8 @@ class GpCalibration(Recipe):
     features: int = 200
     learning_rate: float = 0.05
     noise: float = 0.3
+    start_length: float = 0.5
+    start_noise: float = 0.05
     devices: int | None = 1
     log_every: int = 20
 
@@ -75,7 +79,12 @@ class GpCalibration(Recipe):
         points, _ = self._points()
         losses = {"predictive": predictive, "likelihood": likelihood, "paper": as_in_the_paper}
         return Trainer(
-            model=FourierProcess(features=self.features, rngs=nnx.Rngs(self.seed)),
+            model=FourierProcess(
+                features=self.features,
+                length=self.start_length,
+                noise=self.start_noise,
+                rngs=nnx.Rngs(self.seed),
+            ),
             loss=losses[self.loss],
             optimizer=optax.adam(self.learning_rate),
             data=data.arrays(points, batch=self.examples, shuffle=False),
