@@ -245,7 +245,7 @@ def test_all_may_rest(solver):
             (report,) = found.reports.values()
             (same,) = wanted.reports.values()
             np.testing.assert_allclose(report.violation, same.violation, rtol=1e-5)
-            assert not report.active and report.resolved and report.iterations == 0
+            assert (report.active, report.resolved, report.iterations) == (False, True, 0)
 
 
 @pytest.mark.parametrize("reduce", ["none", cx.Norm(groups=2)], ids=str)
