@@ -1,6 +1,7 @@
 """Derivatives against finite differences of a dense solution in float64."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,87 +24,120 @@ DAMPINGS = {
 }
 
 
+class Settings(NamedTuple):
+    """What is known when a derivative is compiled; a damping of None is known only later."""
+
+    damp: float | None
+    solver: cx.LSMR | cx.CG | cx.Cholesky | cx.QR
+    full_rank: bool
+
+
+def loss(t, problem, settings):
+    """A function of one number t that moves A, b and, where it is traced, the damping."""
+    A, L, R, b, move_b, damp, move_damp, weights = problem
+    moved = dense.moved(A, L, R, t)
+    x, _ = cx.lstsq(
+        lambda v, M: M @ v, b + t * move_b, moved, like=jnp.zeros(A.shape[1]),
+        damp=damp + move_damp * t if settings.damp is None else settings.damp,
+        solver=settings.solver, full_rank=settings.full_rank,
+    )  # fmt: skip
+    return jnp.sum(weights * jnp.sin(x))
+
+
+def tangent(t, problem, settings):
+    return jax.jvp(lambda t: loss(t, problem, settings), (t,), (1.0,))[1]
+
+
+def tangent_of_gradient(t, problem, settings):
+    return jax.jvp(lambda t: jax.grad(loss)(t, problem, settings), (t,), (1.0,))[1]
+
+
+# Problems of one shape share what is compiled.
+compiled = functools.partial(jax.jit, static_argnames="settings")
+VALUE_AND_GRADIENT = compiled(jax.value_and_grad(loss))
+TANGENT = compiled(tangent)
+GRADIENT_OF_GRADIENT = compiled(jax.grad(jax.grad(loss)))
+MIXED = {
+    "forward-over-reverse": compiled(tangent_of_gradient),
+    "reverse-over-forward": compiled(jax.grad(tangent)),
+}
+
+
 def scalar_problem(case, damp, traced, *, solver=TIGHT, full_rank=False):
-    """A function of one number t that moves A, b and the damping, by us and by the reference."""
+    """The further arguments of `loss`, and the same function by the reference."""
     A, L, R, b = case.problem()
     rng = np.random.default_rng(7)
     weights = rng.normal(size=case.columns)
     move_b = (A if case.consistent else np.eye(case.rows)) @ rng.normal(
         size=case.columns if case.consistent else case.rows
     )
-    move_damp = 0.3 if damp else 0.0
-
-    def ours(t):
-        moved = dense.moved(jnp.asarray(A), jnp.asarray(L), jnp.asarray(R), t)
-        lam = damp + move_damp * t if traced else damp
-        lam = jnp.asarray(lam) if traced else lam
-        x, _ = cx.lstsq(
-            lambda v, M: M @ v, b + t * move_b, moved, like=jnp.zeros(case.columns),
-            damp=lam, solver=solver, full_rank=full_rank,
-        )  # fmt: skip
-        return jnp.sum(weights * jnp.sin(x))
+    move_damp = 0.3 if damp and traced else 0.0
 
     def reference(t):
-        lam = damp + (move_damp * t if traced else 0.0)
-        x = dense.solve(dense.moved(A, L, R, t), b + t * move_b, lam)
+        x = dense.solve(dense.moved(A, L, R, t), b + t * move_b, damp + move_damp * t)
         return np.sum(weights * np.sin(x))
 
-    return ours, reference
+    problem = (A, L, R, b, move_b, np.float64(damp), np.float64(move_damp), weights)
+    return (problem, Settings(None if traced else damp, solver, full_rank)), reference
 
 
 @pytest.mark.parametrize("damping", DAMPINGS)
 @pytest.mark.parametrize("case", dense.CASES, ids=str)
 def test_forward_and_reverse(x64, case, damping):
-    ours, reference = scalar_problem(case, *DAMPINGS[damping])
+    problem, reference = scalar_problem(case, *DAMPINGS[damping])
     expected = dense.derivative(reference, 0.2)
-    value, gradient = jax.jit(jax.value_and_grad(ours))(0.2)
-    _, tangent = jax.jit(lambda t: jax.jvp(ours, (t,), (1.0,)))(0.2)
+    value, gradient = VALUE_AND_GRADIENT(0.2, *problem)
     np.testing.assert_allclose(value, reference(0.2), rtol=1e-9)
     # With damping 1e-3 and a null space that b does not respect, derivatives are of order 1e6.
     tolerance = 1e-4 if damping == "slightly-damped" and not case.full_rank else 1e-7
     np.testing.assert_allclose(gradient, expected, rtol=tolerance, atol=1e-8)
-    np.testing.assert_allclose(tangent, expected, rtol=tolerance, atol=1e-8)
+    np.testing.assert_allclose(TANGENT(0.2, *problem), expected, rtol=tolerance, atol=1e-8)
 
 
 @pytest.mark.parametrize("damping", ["undamped", "traced"])
 @pytest.mark.parametrize("case", [c for c in dense.CASES if c.rows > 1 < c.columns], ids=str)
 def test_gradient_of_gradient(x64, case, damping):
-    ours, reference = scalar_problem(case, *DAMPINGS[damping])
+    problem, reference = scalar_problem(case, *DAMPINGS[damping])
     expected = dense.second_derivative(reference, 0.2)
-    np.testing.assert_allclose(
-        jax.jit(jax.grad(jax.grad(ours)))(0.2), expected, rtol=1e-5, atol=1e-6
-    )
+    found = GRADIENT_OF_GRADIENT(0.2, *problem)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["forward-over-reverse", "reverse-over-forward"])
+@pytest.mark.parametrize("mode", MIXED)
 @pytest.mark.parametrize("damping", ["undamped", "traced-zero"])
 @pytest.mark.parametrize("name", ["tall-deficient", "wide-deficient"])
 def test_mixed_second_derivatives(x64, name, damping, mode):
     case = next(c for c in dense.CASES if c.name == name)
-    ours, reference = scalar_problem(case, *DAMPINGS[damping])
-    nested = {
-        "forward-over-reverse": lambda t: jax.jvp(jax.grad(ours), (t,), (1.0,))[1],
-        "reverse-over-forward": jax.grad(lambda t: jax.jvp(ours, (t,), (1.0,))[1]),
-    }[mode]
+    problem, reference = scalar_problem(case, *DAMPINGS[damping])
     expected = dense.second_derivative(reference, 0.2)
-    np.testing.assert_allclose(jax.jit(nested)(0.2), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(MIXED[mode](0.2, *problem), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", [c for c in dense.CASES if c.full_rank], ids=str)
 @pytest.mark.parametrize("damping", ["undamped", "traced"])
 def test_a_rank_promise_changes_nothing_but_the_cost(x64, case, damping):
-    ours, reference = scalar_problem(case, *DAMPINGS[damping], full_rank=True)
+    problem, reference = scalar_problem(case, *DAMPINGS[damping], full_rank=True)
     expected = dense.derivative(reference, 0.2)
-    np.testing.assert_allclose(jax.jit(jax.grad(ours))(0.2), expected, rtol=1e-7, atol=1e-8)
+    _, gradient = VALUE_AND_GRADIENT(0.2, *problem)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("solver", [cx.CG(rtol=1e-13), cx.Cholesky(), cx.QR()], ids=str)
 @pytest.mark.parametrize("case", [dense.CASES[0], dense.CASES[2]], ids=str)
 @pytest.mark.parametrize("damping", ["undamped", "traced"])
 def test_every_solver_has_the_same_derivatives(x64, solver, case, damping):
-    ours, reference = scalar_problem(case, *DAMPINGS[damping], solver=solver, full_rank=True)
+    problem, reference = scalar_problem(case, *DAMPINGS[damping], solver=solver, full_rank=True)
     expected = dense.derivative(reference, 0.2)
-    np.testing.assert_allclose(jax.jit(jax.grad(ours))(0.2), expected, rtol=1e-6, atol=1e-7)
+    _, gradient = VALUE_AND_GRADIENT(0.2, *problem)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-7)
+
+
+@jax.jit
+@functools.partial(jax.grad, argnums=(0, 1, 2))
+def gradient_of_weighted(L, R, b, A, weights):
+    left, right = jnp.eye(len(L)) + L, jnp.eye(len(R)) + R
+    x, _ = cx.lstsq(lambda v: left @ (A @ (right @ v)), b, like=jnp.zeros(len(R)), solver=TIGHT)
+    return weights @ x
 
 
 @pytest.mark.parametrize("case", dense.CASES, ids=str)
@@ -112,19 +146,12 @@ def test_gradient_with_respect_to_every_entry(x64, case):
     A, L, R, b = case.problem()
     weights = np.random.default_rng(3).normal(size=case.columns)
 
-    @jax.jit
-    @functools.partial(jax.grad, argnums=(0, 1, 2))
-    def gradient(L, R, b):
-        left, right = jnp.eye(case.rows) + L, jnp.eye(case.columns) + R
-        x, _ = cx.lstsq(lambda v: left @ (A @ (right @ v)), b, like=jnp.zeros(len(R)), solver=TIGHT)
-        return weights @ x
-
     def reference(L, R, b):
         return weights @ dense.solve((np.eye(len(L)) + L) @ A @ (np.eye(len(R)) + R), b)
 
     L, R = 0.2 * L, 0.2 * R
     arguments = (L, R, b)
-    for position, result in enumerate(gradient(*arguments)):
+    for position, result in enumerate(gradient_of_weighted(*arguments, A, weights)):
         expected = np.zeros_like(arguments[position])
         for index in np.ndindex(*expected.shape):
             direction = np.zeros_like(expected)
@@ -167,7 +194,7 @@ def test_matfree_is_wrong_where_we_are_right(x64):
     """The known trap: rank-deficient A, no damping, b outside of the range of A."""
     lstsq = pytest.importorskip("matfree.lstsq")
     case = next(c for c in dense.CASES if c.name == "tall-deficient")
-    ours, reference = scalar_problem(case, 0.0, False)
+    problem, reference = scalar_problem(case, 0.0, False)
     A, L, R, b = case.problem()
     weights = np.random.default_rng(7).normal(size=case.columns)
     their_solver = lstsq.lsmr(atol=1e-14, btol=1e-14, ctol=1e-15)
@@ -180,9 +207,11 @@ def test_matfree_is_wrong_where_we_are_right(x64):
     def our_reference(t):
         return np.sum(weights * np.sin(dense.solve(dense.moved(A, L, R, t), b)))
 
-    np.testing.assert_allclose(theirs(0.2), our_reference(0.2), rtol=1e-8)
-    assert abs(jax.grad(theirs)(0.2) - dense.derivative(our_reference, 0.2)) > 1e-2
-    np.testing.assert_allclose(jax.grad(ours)(0.2), dense.derivative(reference, 0.2), rtol=1e-6)
+    value, gradient = jax.jit(jax.value_and_grad(theirs))(0.2)
+    np.testing.assert_allclose(value, our_reference(0.2), rtol=1e-8)
+    assert abs(gradient - dense.derivative(our_reference, 0.2)) > 1e-2
+    _, gradient = VALUE_AND_GRADIENT(0.2, *problem)
+    np.testing.assert_allclose(gradient, dense.derivative(reference, 0.2), rtol=1e-6)
 
 
 def test_values_that_matvec_closes_over(x64):
@@ -257,6 +286,6 @@ def test_any_shape_and_rank(rows, columns, deficiency, damping):
     if damping == "slightly-damped":
         damping = "damped"
     with jax.enable_x64(True):
-        ours, reference = scalar_problem(case, *DAMPINGS[damping])
-        gradient = jax.jit(jax.grad(ours))(0.1)
+        problem, reference = scalar_problem(case, *DAMPINGS[damping])
+        _, gradient = VALUE_AND_GRADIENT(0.1, *problem)
     np.testing.assert_allclose(gradient, dense.derivative(reference, 0.1), rtol=1e-5, atol=1e-6)

@@ -1,5 +1,7 @@
 """`jit` and `vmap`, over every input, alone and mixed with differentiation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,11 @@ def solve(A, b, damp, solver=TIGHT):
     return cx.lstsq(lambda v, A: A @ v, b, A, like=jnp.zeros(A.shape[1]), damp=damp, solver=solver)
 
 
+@functools.cache
+def batched(axes):
+    return jax.jit(jax.vmap(solve, in_axes=axes))
+
+
 @pytest.mark.parametrize("axes", [(None, 0, None), (0, None, None), (None, None, 0), (0, 0, 0)])
 @pytest.mark.parametrize("case", dense.CASES[:6], ids=str)
 def test_vmap_over_each_input(x64, axes, case):
@@ -30,7 +37,7 @@ def test_vmap_over_each_input(x64, axes, case):
     arguments = [
         value if axis == 0 else value[0] for value, axis in zip((A, b, damp), axes, strict=True)
     ]
-    x, info = jax.jit(jax.vmap(solve, in_axes=axes))(*arguments)
+    x, info = batched(axes)(*arguments)
     assert info.converged.shape == (3,)
     for lane in range(3):
         one = [
@@ -44,9 +51,9 @@ def test_a_converged_lane_stays_as_it_is(x64):
     easy, hard = jnp.eye(6), jnp.asarray(dense.matrix(6, 6, condition=1e5))
     b = jnp.asarray(np.random.default_rng(0).normal(size=6))
     solver = cx.LSMR(rtol=1e-10, condition_limit=1e15)
-    batched = jax.jit(jax.vmap(lambda A: solve(A, b, 0.0, solver)))
-    x, info = batched(jnp.stack([easy, hard]))
-    x_alone, info_alone = batched(jnp.stack([easy, easy]))
+    run = jax.jit(jax.vmap(lambda A: solve(A, b, 0.0, solver)))
+    x, info = run(jnp.stack([easy, hard]))
+    x_alone, info_alone = run(jnp.stack([easy, easy]))
     assert info.iterations[0] == info_alone.iterations[0] < info.iterations[1]
     np.testing.assert_array_equal(x[0], x_alone[0])
     np.testing.assert_array_equal(info.residual_norm[0], info_alone.residual_norm[0])
@@ -113,7 +120,7 @@ def test_batch_axes_other_than_the_first(x64):
             jnp.moveaxis(A, 0, 2), b
         ))
     )(b.T)  # fmt: skip
-    np.testing.assert_allclose(gradient[:, 1], np.linalg.pinv(A[1]).T @ np.ones(4), rtol=1e-8)
+    np.testing.assert_allclose(gradient[:, 1], np.linalg.pinv(A[1]).T @ np.ones(5), rtol=1e-8)
 
 
 def test_inside_of_scan_and_checkpoint(x64):
@@ -124,10 +131,10 @@ def test_inside_of_scan_and_checkpoint(x64):
         return 0.5 * carry + solve(A, b[0], 0.1)[0], None
 
     def rolled(A):
-        return jnp.sum(jax.lax.scan(step, jnp.zeros(4), A)[0])
+        return jnp.sum(jax.lax.scan(step, jnp.zeros(5), A)[0])
 
     def unrolled(A):
-        carry = jnp.zeros(4)
+        carry = jnp.zeros(5)
         for lane in A:
             carry, _ = step(carry, lane)
         return jnp.sum(carry)
