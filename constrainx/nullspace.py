@@ -44,10 +44,10 @@ def nullspace(
     >>> import jax, jax.numpy as jnp, optax, constrainx as cx
     >>> def unit_norm(params):
     ...     return jnp.dot(params, params) - 1.0
-    >>> optimizer = optax.chain(cx.nullspace(unit_norm, gamma=1.0), optax.sgd(0.1))
+    >>> optimizer = optax.chain(cx.nullspace(unit_norm, gamma=1.0), optax.sgd(0.5))
     >>> params = jnp.array([1.0, 1.0])
     >>> state = optimizer.init(params)
-    >>> for _ in range(100):
+    >>> for _ in range(20):
     ...     grads = jax.grad(lambda p: p[0])(params)
     ...     updates, state = optimizer.update(grads, state, params)
     ...     params = optax.apply_updates(params, updates)
