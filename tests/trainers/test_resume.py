@@ -149,7 +149,7 @@ def test_data_that_workers_read(tmp_path):
         )
 
     make(2)(steps=3, run=tmp_path / "run").fit()
-    second = make(2)(steps=6, run=tmp_path / "run")
+    second = make(1)(steps=6, run=tmp_path / "run")
     assert second.restore() == 3
     second.fit()
     alone = make(0)(steps=6)
