@@ -20,7 +20,7 @@ COMMANDS = {
     "o3-inertia": (["o3-inertia", "--seeds", "3"], CURVES),
     **{
         f"conservative-score-{name}": (
-            ["conservative-score", "--dataset", name, "--seeds", "2"],
+            ["conservative-score", "--dataset", name],
             "nullspace-seed0/picture.png",
         )
         for name in ("8gaussian", "spirals", "checkerboard")
