@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.report import Goal, Report, Table
-from constrainx.recipe import find
+from constrainx.recipes import find
 
 BASELINES: dict[str, dict[str, Any]] = {
     "augmentation": {"method": "augmentation"},

@@ -1,10 +1,6 @@
 """Train neural networks that must obey constraints."""
 
 from constrainx import data as data
-from constrainx import masks as masks
-from constrainx.callbacks import Callback as Callback
-from constrainx.checkpoint import CheckpointError as CheckpointError
-from constrainx.checkpoint import Keep as Keep
 from constrainx.constraints import AtMost as AtMost
 from constrainx.constraints import Attached as Attached
 from constrainx.constraints import Composed as Composed
@@ -21,7 +17,9 @@ from constrainx.constraints import attach as attach
 from constrainx.constraints import compose as compose
 from constrainx.constraints import constraints_of as constraints_of
 from constrainx.constraints import groups as groups
+from constrainx.constraints import masks as masks
 from constrainx.constraints import representations as representations
+from constrainx.errors import UserError as UserError
 from constrainx.linalg import CG as CG
 from constrainx.linalg import LSMR as LSMR
 from constrainx.linalg import QR as QR
@@ -32,13 +30,16 @@ from constrainx.linalg import LinearOperator as LinearOperator
 from constrainx.linalg import Reason as Reason
 from constrainx.linalg import Solver as Solver
 from constrainx.linalg import lstsq as lstsq
-from constrainx.nullspace import constrain as constrain
-from constrainx.nullspace import nullspace as nullspace
-from constrainx.outcome import contradictions as contradictions
-from constrainx.outcome import reports as reports
-from constrainx.projection import Projection as Projection
-from constrainx.projection import Report as Report
-from constrainx.projection import project as project
+from constrainx.runtime import Callback as Callback
+from constrainx.runtime import CheckpointError as CheckpointError
+from constrainx.runtime import Keep as Keep
+from constrainx.step import Projection as Projection
+from constrainx.step import Report as Report
+from constrainx.step import constrain as constrain
+from constrainx.step import contradictions as contradictions
+from constrainx.step import nullspace as nullspace
+from constrainx.step import project as project
+from constrainx.step import reports as reports
 from constrainx.trainers import Monitor as Monitor
 from constrainx.trainers import NonFiniteError as NonFiniteError
 from constrainx.trainers import Result as Result

@@ -1,5 +1,5 @@
 """`python -m constrainx`."""
 
-from constrainx.cli import main
+from constrainx.cli._commands import main
 
 main()

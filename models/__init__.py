@@ -1,5 +1,6 @@
 """Flax NNX networks."""
 
-from constrainx.models.lenet import LeNet as LeNet
-from constrainx.models.mlp import MLP as MLP
-from constrainx.models.score import ScoreNetwork as ScoreNetwork
+from constrainx.models._fourier import FourierProcess as FourierProcess
+from constrainx.models._lenet import LeNet as LeNet
+from constrainx.models._mlp import MLP as MLP
+from constrainx.models._score import ScoreNetwork as ScoreNetwork

@@ -34,11 +34,11 @@ from matplotlib.figure import Figure
 from constrainx import data
 from constrainx.constraints import JacobianSymmetry, Norm
 from constrainx.models import ScoreNetwork
-from constrainx.nullspace import Method
-from constrainx.recipe import Recipe
+from constrainx.recipes import Recipe
+from constrainx.step._optax import Method
 from constrainx.trainers import Trainer
 from constrainx.trainers import score_matching as matching
-from constrainx.trainers.step import Placement
+from constrainx.trainers._step import Placement
 
 NOISE = matching.Noise()
 LEVELS = 10

@@ -29,8 +29,8 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from constrainx import data
-from constrainx.models.fourier import FourierProcess
-from constrainx.recipe import Recipe
+from constrainx.models import FourierProcess
+from constrainx.recipes import Recipe
 from constrainx.trainers import Trainer
 
 

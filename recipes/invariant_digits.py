@@ -23,10 +23,10 @@ from jaxtyping import Array, Float
 
 from constrainx import data
 from constrainx.constraints import Invariance, Norm, groups
-from constrainx.data.digits import digits
+from constrainx.data import digits
 from constrainx.models import LeNet
-from constrainx.nullspace import Method
-from constrainx.recipe import Recipe, steps_of
+from constrainx.recipes import Recipe, steps_of
+from constrainx.step._optax import Method
 from constrainx.trainers import Trainer
 from constrainx.trainers.classification import cross_entropy, is_wrong
 

@@ -29,8 +29,8 @@ from jaxtyping import Array, Float
 from constrainx import data
 from constrainx.constraints import Equivariance, Norm, groups, representations
 from constrainx.models import MLP
-from constrainx.nullspace import Method
-from constrainx.recipe import Recipe, steps_of
+from constrainx.recipes import Recipe, steps_of
+from constrainx.step._optax import Method
 from constrainx.trainers import Trainer
 
 PARTICLES = 5

@@ -25,8 +25,8 @@ from matplotlib.figure import Figure
 from constrainx import data
 from constrainx.constraints import Constraint, Sketch
 from constrainx.models import MLP
-from constrainx.nullspace import Method
-from constrainx.recipe import Recipe
+from constrainx.recipes import Recipe
+from constrainx.step._optax import Method
 from constrainx.trainers import Trainer
 
 

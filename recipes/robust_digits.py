@@ -24,11 +24,10 @@ from jaxtyping import Array, Float
 
 from constrainx import data
 from constrainx.constraints import AtMost
-from constrainx.data.digits import digits
-from constrainx.data.images import jittered
+from constrainx.data import digits, jitter_images
 from constrainx.models import MLP
-from constrainx.nullspace import Method
-from constrainx.recipe import Recipe, steps_of
+from constrainx.recipes import Recipe, steps_of
+from constrainx.step._optax import Method
 from constrainx.trainers import Trainer
 from constrainx.trainers.adversarial import Attack
 from constrainx.trainers.classification import cross_entropy, is_wrong
@@ -117,7 +116,7 @@ class RobustDigits(Recipe):
 
     def _jittered(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
         much = {"angle": 0.35 * self.jitter, "zoom": 0.15 * self.jitter, "shift": 0.8 * self.jitter}
-        return {**batch, "x": jittered(batch["x"], key, **much)}
+        return {**batch, "x": jitter_images(batch["x"], key, **much)}
 
     def _loss(self, model: Any, batch: dict[str, Array], *, key: Array) -> Array:
         if self.on_attacked:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from constrainx.errors import ArgumentError
 from constrainx.trainers.classification import cross_entropy
 
 
@@ -38,7 +39,7 @@ class Attack:
 
     def __post_init__(self) -> None:
         if self.radius < 0 or self.steps < 0 or self.restarts < 0 or self.step_size <= 0:
-            raise ValueError(
+            raise ArgumentError(
                 "`Attack` needs radius, steps and restarts of at least 0 and a positive step_size, "
                 f"got {self}."
             )

@@ -1,12 +1,16 @@
 """Constraints as objects."""
 
 from constrainx.constraints import groups as groups
+from constrainx.constraints import masks as masks
 from constrainx.constraints import representations as representations
 from constrainx.constraints._attach import Attached as Attached
+from constrainx.constraints._attach import at_path as at_path
 from constrainx.constraints._attach import attach as attach
 from constrainx.constraints._attach import constraints_of as constraints_of
 from constrainx.constraints._compose import Composed as Composed
+from constrainx.constraints._compose import Member as Member
 from constrainx.constraints._compose import compose as compose
+from constrainx.constraints._compose import cut_batch as cut_batch
 from constrainx.constraints._constraint import Constraint as Constraint
 from constrainx.constraints._equivariance import Equivariance as Equivariance
 from constrainx.constraints._equivariance import Invariance as Invariance

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from flax import nnx
 
 from constrainx.constraints._constraint import Constraint
+from constrainx.errors import ArgumentTypeError
 
 ATTRIBUTE = "constraints"
 Model = TypeVar("Model", bound=nnx.Module)
@@ -35,7 +36,7 @@ def attach(module: Model, *constraints: Constraint) -> Model:
     unit-norm
     """
     if not isinstance(module, nnx.Module):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"`attach` takes an nnx.Module and constraints, got {type(module).__name__} first."
         )
     for constraint in constraints:
@@ -47,11 +48,11 @@ def attach(module: Model, *constraints: Constraint) -> Model:
 
 def _check(constraint: Any) -> None:
     if isinstance(constraint, type):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"`attach` takes constraints, got the class {constraint.__name__}: call it to make one."
         )
     if not isinstance(constraint, Constraint):
-        raise TypeError(f"`attach` takes instances of `Constraint`, got {constraint!r}.")
+        raise ArgumentTypeError(f"`attach` takes instances of `Constraint`, got {constraint!r}.")
 
 
 def constraints_of(model: nnx.Module) -> tuple[Attached, ...]:

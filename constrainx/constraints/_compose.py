@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints._attach import Attached, at_path, constraints_of
 from constrainx.constraints._constraint import Constraint
 from constrainx.constraints._reduce import Norm, Rows, flatten
+from constrainx.errors import ArgumentError, ArgumentTypeError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Member:
         batch = self.view(batch)
         if self.slices is None:
             return self.function(parameters, batch, key, model)
-        pieces = cut(batch, key, self.slices(batch))
+        pieces = cut_batch(batch, key, self.slices(batch))
 
         def row(piece: Any, key: Array) -> Float[Array, ""]:
             return self.function(parameters, piece, key, model)[0]
@@ -117,7 +118,7 @@ def compose(
     for item in constraints:
         members += _members(item, model)
     if not members:
-        raise ValueError(
+        raise ArgumentError(
             "there is nothing to constrain: pass a constraint, or a model to which one was "
             "attached with `cx.attach(model, ...)`."
         )
@@ -135,7 +136,7 @@ def _members(item: Any, model: nnx.Module | None) -> list[Member]:
         return [_of_constraint(Attached((), item), model)]
     if callable(item) and not isinstance(item, type):
         return [_of_function(item)]
-    raise TypeError(
+    raise ArgumentTypeError(
         "a constraint must be a `Constraint`, a function c(parameters), or a model with attached "
         f"constraints, got {item!r}."
     )
@@ -156,7 +157,7 @@ def _of_function(function: Callable[..., PyTree]) -> Member:
 def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
     constraint, reduction = found.constraint, found.constraint.reduction
     if model is None:
-        raise ValueError(
+        raise ArgumentError(
             f"constraint {constraint.label!r} needs the model that it is about: attach it with "
             "`cx.attach(model, ...)`, or pass `model=`."
         )
@@ -198,7 +199,7 @@ def _flat(state: PyTree) -> dict[tuple[Any, ...], Any]:
     return dict(zip(flat.paths, flat.leaves, strict=True))
 
 
-def cut(batch: PyTree, key: Array, pieces: int) -> tuple[PyTree, Array]:
+def cut_batch(batch: PyTree, key: Array, pieces: int) -> tuple[PyTree, Array]:
     """The batch in so many pieces, on a new first axis, and a key for each."""
 
     def split(leaf: Array) -> Array:

@@ -12,6 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints._reduce import Reduction, as_reduction, flatten
+from constrainx.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,22 +58,22 @@ class Constraint:
         if not callable(self.gamma) and not (
             isinstance(self.gamma, int | float) and self.gamma >= 0
         ):
-            raise ValueError(
+            raise ArgumentError(
                 f"`{owner}(gamma=...)` must be a number of at least 0 or an Optax schedule, got "
                 f"{self.gamma!r}."
             )
         if self.examples is not None and self.examples < 1:
-            raise ValueError(
+            raise ArgumentError(
                 f"`{owner}(examples=...)` must be at least 1, or None for the whole batch, got "
                 f"{self.examples!r}."
             )
         if self.start < 0 or self.every < 1:
-            raise ValueError(
+            raise ArgumentError(
                 f"`{owner}` acts from step `start` on, every `every` steps: these must be at least "
                 f"0 and 1, got start={self.start!r}, every={self.every!r}."
             )
         if self.tolerance < 0:
-            raise ValueError(
+            raise ArgumentError(
                 f"`{owner}(tolerance=...)` must be at least 0, got {self.tolerance!r}."
             )
 

@@ -23,6 +23,7 @@ from constrainx.constraints.groups import (
     Translation,
 )
 from constrainx.constraints.representations import Image, Permute, Representation, Trivial, Vector
+from constrainx.errors import ArgumentError, ArgumentTypeError
 
 Elements = Literal["auto", "all", "generators", "sample"]
 
@@ -71,7 +72,7 @@ class Equivariance(Constraint):
         super().__post_init__()
         owner = type(self).__name__
         if not isinstance(self.group, Group):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"`{owner}(group=...)` must be a group such as `groups.Cyclic(4)`, got "
                 f"{self.group!r}."
             )
@@ -79,7 +80,7 @@ class Equivariance(Constraint):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, _usual_representation(self.group))
             if not isinstance(getattr(self, name), Representation):
-                raise TypeError(
+                raise ArgumentTypeError(
                     f"`{owner}({name}=...)` must be a representation such as "
                     f"`representations.Vector()`, got {getattr(self, name)!r}."
                 )
@@ -97,7 +98,7 @@ class Equivariance(Constraint):
         flat = both.reshape(-1, *x.shape[1:])
         outputs = model(flat) if self.of is None else self.of(model, flat)
         if not isinstance(outputs, jax.Array) or outputs.shape[:1] != flat.shape[:1]:
-            raise ValueError(
+            raise ArgumentError(
                 f"`{type(self).__name__}(of=...)` must return an array with a row for each of the "
                 f"{flat.shape[0]} inputs, got {jax.tree.map(jnp.shape, outputs)}."
             )
@@ -164,7 +165,7 @@ def inputs_of(batch: Any, field: str | int, *, owner: str) -> Array:
             return jnp.asarray(batch[field])
         near = difflib.get_close_matches(str(field), map(str, batch), n=1, cutoff=0.3)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
+        raise ArgumentError(
             f"`{owner}(inputs={field!r})` is not in the batch, which has {sorted(map(str, batch))}."
             f"{hint}"
         )
@@ -172,7 +173,7 @@ def inputs_of(batch: Any, field: str | int, *, owner: str) -> Array:
         return jnp.asarray(batch[field])
     if isinstance(field, str) and hasattr(batch, field):
         return jnp.asarray(getattr(batch, field))
-    raise TypeError(
+    raise ArgumentTypeError(
         f"`{owner}(inputs={field!r})` is not in the batch. That must be an array, a dictionary "
         f"with this key, or a tuple with `inputs` a position in it, got {type(batch).__name__}."
     )
@@ -191,18 +192,20 @@ def _which_elements(elements: str, group: Group, owner: str) -> str:
     if elements not in get_args(Elements):
         near = difflib.get_close_matches(str(elements), get_args(Elements), n=1, cutoff=0.3)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
+        raise ArgumentError(
             f"`{owner}(elements={elements!r})` must be one of {list(get_args(Elements))}.{hint}"
         )
     if not isinstance(group, FiniteGroup):
         if elements in ("all", "generators"):
-            raise ValueError(
+            raise ArgumentError(
                 f"`{owner}(elements={elements!r})` needs a finite group, got {group}. Use "
                 'elements="sample".'
             )
         return "sample"
     if group.order == 1:
-        raise ValueError(f"`{owner}(group={group})` has only the identity: nothing to constrain.")
+        raise ArgumentError(
+            f"`{owner}(group={group})` has only the identity: nothing to constrain."
+        )
     if elements == "auto":
         return "all" if group.order <= _MOST_LISTED else "sample"
     if elements == "all":

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from constrainx.constraints._constraint import Constraint
 from constrainx.constraints._equivariance import inputs_of
+from constrainx.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class JacobianSymmetry(Constraint):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.probes is not None and self.probes < 1:
-            raise ValueError(
+            raise ArgumentError(
                 f"`JacobianSymmetry(probes=...)` must be None or at least 1, got {self.probes!r}."
             )
 
@@ -94,14 +95,14 @@ class JacobianSymmetry(Constraint):
         def field(flat: Float[Array, "examples d"]) -> Float[Array, "examples d"]:
             values = of(model, flat.reshape(x.shape), **extra)
             if not isinstance(values, jax.Array) or values.shape != x.shape:
-                raise ValueError(
+                raise ArgumentError(
                     "`JacobianSymmetry(of=...)` must return the field in the shape of its inputs, "
                     f"{x.shape}, got {jax.tree.map(jnp.shape, values)}."
                 )
             return values.reshape(flat.shape)
 
         if x.ndim < 2 or math.prod(x.shape[1:]) < 2:
-            raise ValueError(
+            raise ArgumentError(
                 "`JacobianSymmetry(inputs=...)` must be a batch of points with at least two "
                 f"coordinates, got shape {x.shape}."
             )

@@ -8,8 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from constrainx import masks
+from constrainx.constraints import masks
 from constrainx.constraints._constraint import Constraint
+from constrainx.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class MaskBudget(Constraint):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.target <= 1:
-            raise ValueError(
+            raise ArgumentError(
                 "`MaskBudget(target=...)` is the fraction of weights to keep, above 0 and at most "
                 f"1, got {self.target!r}."
             )

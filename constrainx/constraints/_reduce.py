@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from constrainx.errors import ArgumentError, ArgumentTypeError
+
 Rows: TypeAlias = Float[Array, " rows"]
 
 
@@ -39,14 +41,14 @@ class Norm:
 
     def __post_init__(self) -> None:
         if self.groups is not None and self.groups < 1:
-            raise ValueError(f"`Norm(groups=...)` must be at least 1, got {self.groups!r}.")
+            raise ArgumentError(f"`Norm(groups=...)` must be at least 1, got {self.groups!r}.")
 
     def slices(self, batch: PyTree) -> int:
         """How many groups a batch is cut into."""
         examples = batch_size(batch)
         groups = examples if self.groups is None else self.groups
         if examples % groups:
-            raise ValueError(
+            raise ArgumentError(
                 f"`Norm(groups={groups})` must divide the batch, but that has {examples} examples. "
                 f"Use one of {[n for n in range(1, examples + 1) if examples % n == 0]}."
             )
@@ -90,7 +92,7 @@ class Sketch:
 
     def __post_init__(self) -> None:
         if self.rows < 1:
-            raise ValueError(f"`Sketch(rows=...)` must be at least 1, got {self.rows!r}.")
+            raise ArgumentError(f"`Sketch(rows=...)` must be at least 1, got {self.rows!r}.")
 
     def __call__(self, residual: PyTree, *, key: Array) -> Rows:
         """The combinations, with new signs for each key."""
@@ -115,13 +117,13 @@ def as_reduction(reduce: Any, *, owner: str) -> Reduction:
         if reduce not in _NAMED:
             near = difflib.get_close_matches(reduce, _NAMED, n=1, cutoff=0.3)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
+            raise ArgumentError(
                 f"`{owner}(reduce={reduce!r})` is not a reduction: use one of {sorted(_NAMED)}, "
                 f"`Norm(groups=...)` or `Sketch(rows=...)`.{hint}"
             )
         return _NAMED[reduce]
     if not isinstance(reduce, Each | Norm | Mean | RootMeanSquare | Sketch):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"`{owner}(reduce=...)` must be one of {sorted(_NAMED)} or a reduction such as "
             f"`Norm(groups=...)`, got {reduce!r}."
         )
@@ -132,7 +134,7 @@ def flatten(residual: PyTree) -> Rows:
     """All entries of the residual in one vector of at least float32."""
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(residual)]
     if not leaves:
-        raise ValueError("`residual` returned no arrays. It must return at least one.")
+        raise ArgumentError("`residual` returned no arrays. It must return at least one.")
     dtype = jnp.result_type(jnp.float32, *leaves)
     return jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])
 
@@ -149,7 +151,7 @@ def batch_size(batch: PyTree) -> int:
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
     sizes = {shape[0] if shape else -1 for shape in shapes}
     if len(sizes) != 1 or -1 in sizes:
-        raise ValueError(
+        raise ArgumentError(
             '`reduce="norm"` needs a batch whose arrays share their first axis, the examples; got '
             f"{jax.tree.map(jnp.shape, batch)}."
         )

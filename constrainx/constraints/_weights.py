@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from constrainx.constraints._constraint import Constraint
+from constrainx.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Orthogonality(Constraint):
         """The upper triangle of WᵀW − I."""
         matrix = self.of(model)
         if matrix.ndim != 2:
-            raise ValueError(
+            raise ArgumentError(
                 f"`Orthogonality(of=...)` must select a matrix, got shape {matrix.shape}. Reshape "
                 "a kernel with more axes, such as `lambda m: m.conv.kernel[...].reshape(-1, 16)`."
             )

@@ -34,6 +34,7 @@ from constrainx.constraints.groups import (
     Permutation,
     Translation,
 )
+from constrainx.errors import ArgumentError, ArgumentTypeError
 
 
 class Representation(abc.ABC):
@@ -79,7 +80,7 @@ class Vector(Representation):
         size = matrix.shape[-1]
         copies, rest = divmod(array.shape[-1] if array.ndim else 0, size)
         if rest or not copies or copies != (self.copies or copies):
-            raise ValueError(
+            raise ArgumentError(
                 f"`{self}` of {group} needs {self.copies or 'one or more'} vectors of {size} "
                 f"entries on the last axis, got shape {array.shape}."
             )
@@ -101,7 +102,7 @@ class Tensor(Representation):
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or self.rank < 0:
-            raise ValueError(f"`Tensor(rank=...)` must be an integer ≥ 0, got {self.rank!r}.")
+            raise ArgumentError(f"`Tensor(rank=...)` must be an integer ≥ 0, got {self.rank!r}.")
 
     def check(self, group: Group) -> None:
         """The group must have matrices."""
@@ -114,7 +115,7 @@ class Tensor(Representation):
         if array.ndim >= self.rank and array.shape[array.ndim - self.rank :] == shape:
             return _rotate(matrix, array, rank=self.rank, like=array)
         if not array.ndim or not array.shape[-1] or array.shape[-1] % math.prod(shape):
-            raise ValueError(
+            raise ArgumentError(
                 f"`{self}` of {group} takes arrays of shape (..., {', '.join(map(str, shape))}) or "
                 f"(..., k*{math.prod(shape)}), got shape {array.shape}."
             )
@@ -134,12 +135,12 @@ class Image(Representation):
     def check(self, group: Group) -> None:
         """Cyclic(n) or Dihedral(n) with n = 1, 2 or 4, or Translation."""
         if not isinstance(group, Cyclic | Dihedral | Translation):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"`Image()` is for Cyclic, Dihedral and Translation groups, got {group}. Pass "
                 "another representation, such as `Vector()`."
             )
         if isinstance(group, Cyclic | Dihedral) and group.n not in (1, 2, 4):
-            raise ValueError(
+            raise ArgumentError(
                 f"`Image()` of {group} would have to interpolate between pixels, which is no exact "
                 f"action. Use {type(group).__name__}(1), (2) or (4); or `Vector()` for vectors in "
                 "the plane."
@@ -151,19 +152,19 @@ class Image(Representation):
         if isinstance(group, Translation):
             axes = tuple(range(len(group.shape)))
             if array.shape[: len(axes)] != group.shape:
-                raise ValueError(
+                raise ArgumentError(
                     f"`Image()` of {group} needs the grid as the first axes, got shape "
                     f"{array.shape}."
                 )
             return jnp.roll(array, jnp.asarray(element), axis=axes)
         assert isinstance(group, Cyclic | Dihedral)  # by `check`
         if array.ndim < 2:
-            raise ValueError(
+            raise ArgumentError(
                 f"`Image()` needs feature maps (height, width, ...), got shape {array.shape}. For "
                 "an output that is no map, use `output=Trivial()` or `Invariance`."
             )
         if group.n == 4 and array.shape[0] != array.shape[1]:
-            raise ValueError(
+            raise ArgumentError(
                 f"`Image()` of {group} rotates by 90° and needs square maps, got shape "
                 f"{array.shape}. Crop or pad them, or use {type(group).__name__}(2)."
             )
@@ -193,14 +194,14 @@ class Regular(Representation):
 
     def __post_init__(self) -> None:
         if not isinstance(self.base, Image | Trivial):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"`Regular(base=...)` must be `Image()` or `Trivial()`, got {self.base!r}."
             )
 
     def check(self, group: Group) -> None:
         """A group whose elements are numbered: Cyclic, Dihedral or MatrixGroup."""
         if not isinstance(group, FiniteGroup) or np.ndim(group.identity):
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"`Regular(...)` is for groups whose elements are numbers: Cyclic, Dihedral and "
                 f"MatrixGroup, got {group}."
             )
@@ -211,7 +212,7 @@ class Regular(Representation):
         self.check(group)
         assert isinstance(group, FiniteGroup)  # by `check`
         if array.ndim < (3 if self.base == Image() else 1) or array.shape[-1] % group.order:
-            raise ValueError(
+            raise ArgumentError(
                 f"`{self}` of {group} needs a multiple of {group.order} channels on the last axis, "
                 f"after height and width if there are pixels, got shape {array.shape}."
             )
@@ -237,14 +238,14 @@ class Permute(Representation):
     def check(self, group: Group) -> None:
         """A group of permutations."""
         if not isinstance(group, Permutation):
-            raise TypeError(f"`Permute(...)` is for Permutation groups, got {group}.")
+            raise ArgumentTypeError(f"`Permute(...)` is for Permutation groups, got {group}.")
 
     def __call__(self, group: Group, element: Element, array: Array) -> Array:
         """The array in its new order."""
         self.check(group)
         assert isinstance(group, Permutation)  # by `check`
         if not -array.ndim <= self.axis < array.ndim or array.shape[self.axis] != group.n:
-            raise ValueError(
+            raise ArgumentError(
                 f"`Permute(axis={self.axis})` of {group} needs {group.n} entries along that axis "
                 f"of an example, got shape {array.shape}."
             )
@@ -267,12 +268,14 @@ class Sum(Representation):
         pairs = parts[0] if len(parts) == 1 and _is_list_of_pairs(parts[0]) else parts
         for pair in pairs:
             if not (isinstance(pair, tuple | list) and len(pair) == 2 and _is_part(*pair)):
-                raise ValueError(
+                raise ArgumentError(
                     "`Sum(...)` takes pairs of a length and a representation, such as "
                     f"`Sum((5, Trivial()), (15, Vector()))`, got {pair!r}."
                 )
         if not pairs:
-            raise ValueError("`Sum(...)` needs at least one pair of a length and a representation.")
+            raise ArgumentError(
+                "`Sum(...)` needs at least one pair of a length and a representation."
+            )
         object.__setattr__(self, "parts", tuple(map(tuple, pairs)))
 
     def check(self, group: Group) -> None:
@@ -284,7 +287,7 @@ class Sum(Representation):
         """The pieces, each after its own action."""
         sizes = [size for size, _ in self.parts]
         if not array.ndim or array.shape[-1] != sum(sizes):
-            raise ValueError(
+            raise ArgumentError(
                 f"`Sum(...)` of lengths {sizes} needs {sum(sizes)} entries on the last axis, got "
                 f"shape {array.shape}."
             )
@@ -308,7 +311,7 @@ def _rotate(matrix: Float[Array, "n n"], tensors: Array, *, rank: int, like: Arr
 
 def _check_matrices(representation: Representation, group: Group) -> None:
     if group.dimension is None:
-        raise TypeError(
+        raise ArgumentTypeError(
             f"`{representation}` needs a group with matrices, such as Orthogonal(3), got {group}. "
             "Translations act through `Image()`."
         )

@@ -2,13 +2,16 @@
 
 from constrainx.data._arrays import arrays as arrays
 from constrainx.data._batches import Batches as Batches
-from constrainx.data._generated import generated as generated
-from constrainx.data._iterated import iterated as iterated
-from constrainx.data._prefetched import Prefetched as Prefetched
-from constrainx.data._prefetched import prefetched as prefetched
+from constrainx.data._digits import digits as digits
+from constrainx.data._function import from_function as from_function
+from constrainx.data._images import jitter_images as jitter_images
+from constrainx.data._images import move_image as move_image
+from constrainx.data._iterable import from_iterable as from_iterable
+from constrainx.data._prefetch import Prefetched as Prefetched
+from constrainx.data._prefetch import prefetch as prefetch
 from constrainx.data._prepare import PreparationError as PreparationError
 from constrainx.data._prepare import Prepared as Prepared
-from constrainx.data._prepare import listed as listed
+from constrainx.data._prepare import list_prepared as list_prepared
 from constrainx.data._prepare import prepare as prepare
 from constrainx.data._source import DataNotFoundError as DataNotFoundError
 from constrainx.data._tfds import tfds as tfds

@@ -21,6 +21,7 @@ from constrainx.data._batches import (
     masked,
     rows_of,
 )
+from constrainx.errors import ArgumentError, ArgumentTypeError
 
 Augment: TypeAlias = Callable[[PyTree, np.random.Generator], PyTree]
 
@@ -62,10 +63,12 @@ def arrays(
     check_batch(batch)
     check_seed(seed)
     if augment is not None and not callable(augment):
-        raise TypeError(f"`augment` must be a function of (batch, rng), got {augment!r}.")
+        raise ArgumentTypeError(f"`augment` must be a function of (batch, rng), got {augment!r}.")
     examples = count_of(tree, of="the arrays")
     if examples == 0:
-        raise ValueError("the arrays must have at least one example, got 0 along the first axis.")
+        raise ArgumentError(
+            "the arrays must have at least one example, got 0 along the first axis."
+        )
     return _Arrays(
         batch=batch,
         examples=examples,
@@ -137,7 +140,7 @@ class _Arrays(Batches):
         changed = self.augment(batch, np.random.default_rng([self.seed, _AUGMENT, step]))
         count = count_of(changed, of="what `augment` returns")
         if count != self.batch:
-            raise ValueError(
+            raise ArgumentError(
                 f"`augment` must return as many examples as it was given, {self.batch}, got "
                 f"{count}."
             )

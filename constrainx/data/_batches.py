@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from constrainx.errors import ArgumentError, ArgumentTypeError
+
 MASK = "mask"
 
 
@@ -68,7 +70,7 @@ class Batches(abc.ABC):
 def rows_of(process: int, *, processes: int, batch: int) -> slice:
     """The rows of a global batch that belong to a process."""
     if processes < 1 or not 0 <= process < processes:
-        raise ValueError(
+        raise ArgumentError(
             f"`process` must be at least 0 and below `processes`, got process {process} of "
             f"{processes}. Use jax.process_index() and jax.process_count()."
         )
@@ -77,7 +79,7 @@ def rows_of(process: int, *, processes: int, batch: int) -> slice:
     if left:
         above = (rows + 1) * processes
         nearest = f"{rows * processes} or {above}" if rows else f"{above}"
-        raise ValueError(
+        raise ArgumentError(
             f"`batch` is the size of the global batch and must be a multiple of the {processes} "
             f"processes that share it, got {batch}. The nearest that work: {nearest}."
         )
@@ -87,7 +89,7 @@ def rows_of(process: int, *, processes: int, batch: int) -> slice:
 def check_batch(batch: Any) -> None:
     """Raises unless ``batch`` is a positive whole number."""
     if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
-        raise ValueError(
+        raise ArgumentError(
             f"`batch` must be a whole number of examples, 1 or more, got {batch!r}. "
             "It counts the examples of all processes together."
         )
@@ -96,14 +98,14 @@ def check_batch(batch: Any) -> None:
 def check_step(step: Any) -> None:
     """Raises unless ``step`` is a whole number, zero or more."""
     if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
-        raise ValueError(f"`step` must be a whole number, 0 or more, got {step!r}.")
+        raise ArgumentError(f"`step` must be a whole number, 0 or more, got {step!r}.")
 
 
 def check_seed(seed: Any) -> None:
     """Raises unless ``seed`` is one that both NumPy and Grain take."""
     whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     if not whole or not 0 <= seed < 2**32:
-        raise ValueError(f"`seed` must be a whole number from 0 to 2**32 - 1, got {seed!r}.")
+        raise ArgumentError(f"`seed` must be a whole number from 0 to 2**32 - 1, got {seed!r}.")
 
 
 def count_of(tree: PyTree, *, of: str) -> int:
@@ -112,28 +114,28 @@ def count_of(tree: PyTree, *, of: str) -> int:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path) or "the array"
         if np.ndim(leaf) == 0:
-            raise ValueError(
+            raise ArgumentError(
                 f"{of} must be arrays with examples along the first axis, but {name} is the "
                 f"scalar {leaf!r}. Turn lists into arrays with np.asarray."
             )
         lengths[name] = np.shape(leaf)[0]
     if not lengths:
-        raise ValueError(f"{of} must have at least one array, got {tree!r}.")
+        raise ArgumentError(f"{of} must have at least one array, got {tree!r}.")
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-        raise ValueError(f"{of} must share the length of their first axis, got {found}.")
+        raise ArgumentError(f"{of} must share the length of their first axis, got {found}.")
     return next(iter(lengths.values()))
 
 
 def check_maskable(tree: Any) -> None:
     """Raises unless a mask can be added to a batch."""
     if not isinstance(tree, dict):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"`once` adds the entry {MASK!r} to each batch, so examples must be dictionaries, got "
             f"{type(tree).__name__}. Name the parts, as in {{'x': x, 'y': y}}."
         )
     if MASK in tree:
-        raise ValueError(
+        raise ArgumentError(
             f"`once` adds the entry {MASK!r} to each batch, but the examples have one already. "
             "Rename theirs."
         )

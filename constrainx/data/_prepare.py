@@ -9,12 +9,13 @@ import re
 from typing import Any, NamedTuple
 
 from constrainx.data._source import data_directory, tensorflow_datasets
+from constrainx.errors import ArgumentError, UserError
 
 # Offered first when a name is not known, because the recipes use them.
 _FAMILIAR = ("fashion_mnist", "mnist", "cifar10", "svhn_cropped")
 
 
-class PreparationError(RuntimeError):
+class PreparationError(UserError, RuntimeError):
     """A data set could not be prepared."""
 
 
@@ -51,7 +52,7 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepar
     try:
         builder = library.builder(name, data_dir=directory)
     except library.core.registered.DatasetNotFoundError as error:
-        raise ValueError(_unknown(name, library)) from error
+        raise ArgumentError(_unknown(name, library)) from error
     try:
         builder.download_and_prepare(file_format="array_record")
     except ImportError as error:
@@ -76,7 +77,7 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepar
     return _described(builder)
 
 
-def listed(data_dir: str | os.PathLike[str] | None = None) -> list[Prepared]:
+def list_prepared(data_dir: str | os.PathLike[str] | None = None) -> list[Prepared]:
     """The data sets that are ready to be read, by name.
 
     Args:

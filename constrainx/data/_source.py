@@ -7,8 +7,10 @@ import os
 import re
 from typing import Any
 
+from constrainx.errors import ArgumentError, MissingPackageError, UserError
 
-class DataNotFoundError(FileNotFoundError):
+
+class DataNotFoundError(UserError, FileNotFoundError):
     """A data set has not been prepared where it was looked for."""
 
 
@@ -30,7 +32,7 @@ def source(name: str, split: str, data_dir: str | os.PathLike[str] | None) -> An
     try:
         return builder.as_data_source(split)
     except NotImplementedError as error:
-        raise ValueError(
+        raise ArgumentError(
             f"the data set {name!r} in {builder.data_path} is stored as "
             f"{builder.info.file_format.value}, which has no random access. Delete that directory "
             f"and run `constrainx data prepare {name}`, which stores array_record."
@@ -48,7 +50,7 @@ def tensorflow_datasets() -> Any:
     try:
         import tensorflow_datasets
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackageError(
             "data sets of TFDS need the optional packages of `constrainx[data]`, and importing "
             f"tensorflow_datasets failed: {error}. Install them with "
             "`pip install 'constrainx[data]'`."
@@ -62,7 +64,7 @@ def _check_split(split: str, *, name: str, known: list[str]) -> None:
         if wanted not in (*known, "all"):
             near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.3)
             hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
+            raise ArgumentError(
                 f"`split` must name splits of {name}, which has {', '.join(known)}; got "
                 f"{split!r}.{hint}"
             )

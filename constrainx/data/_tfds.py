@@ -23,6 +23,7 @@ from constrainx.data._batches import (
 )
 from constrainx.data._rows import endless, one_pass
 from constrainx.data._source import source
+from constrainx.errors import ArgumentError, ArgumentTypeError
 
 Transform: TypeAlias = grain.transforms.Map | grain.transforms.RandomMap | Callable[[Any], Any]
 
@@ -70,12 +71,12 @@ def tfds(
     check_seed(seed)
     for argument, value in (("workers", workers), ("buffer", buffer)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"`{argument}` must be a whole number, 0 or more, got {value!r}.")
+            raise ArgumentError(f"`{argument}` must be a whole number, 0 or more, got {value!r}.")
     for transform in transforms:
         _check_transform(transform)
     examples = source(name, split, data_dir)
     if len(examples) == 0:
-        raise ValueError(f"`split` {split!r} of {name} has no examples.")
+        raise ArgumentError(f"`split` {split!r} of {name} has no examples.")
     return _TFDS(
         name=name,
         split=split,
@@ -149,12 +150,12 @@ def _check_transform(transform: Any) -> None:
     if isinstance(transform, grain.transforms.Map | grain.transforms.RandomMap):
         return
     if isinstance(transform, grain.transforms.Filter):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"`transforms` must keep every example, got the filter {transform!r}: batches would "
             "no longer be a function of the step. Filter when the data set is prepared."
         )
     if isinstance(transform, type) or not callable(transform):
-        raise TypeError(
+        raise ArgumentTypeError(
             "`transforms` must be functions of an example, or instances of grain.transforms.Map "
             f"or grain.transforms.RandomMap, got {transform!r}."
         )

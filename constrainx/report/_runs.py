@@ -10,10 +10,12 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from constrainx.errors import UserError
+
 Row = dict[str, Any]
 
 
-class ReportError(ValueError):
+class ReportError(UserError, ValueError):
     """A run that cannot be read, or a report that cannot be written."""
 
 

@@ -13,9 +13,10 @@ import optax
 from flax import nnx
 
 import constrainx as cx
-from constrainx import distributed, sharding
-from constrainx.callbacks import Callback
 from constrainx.models import MLP
+from constrainx.runtime import _distributed as distributed
+from constrainx.runtime import _sharding as sharding
+from constrainx.runtime._callbacks import Callback
 from constrainx.trainers import Trainer
 
 # Small kernels count as large, so that there is something to split.
@@ -74,7 +75,7 @@ def losses(**settings):
 
 def main(spec, run, steps, action):
     sharding.SMALLEST_SPLIT = SPLIT
-    with distributed.supervised(None if spec == "alone" else spec, run=run):
+    with distributed.supervise(None if spec == "alone" else spec, run=run):
         listener = Losses()
         # No process has all of a large parameter.
         layout = {"fsdp": len(jax.devices())}

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from constrainx import distributed, preemption, sharding
+from constrainx.runtime import _distributed as distributed
+from constrainx.runtime import _preemption as preemption
+from constrainx.runtime import _sharding as sharding
 from tests.distributed import small
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -119,7 +121,7 @@ def test_ctrl_c_on_one_is_handed_on_to_all(monkeypatch):
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))
     try:
-        with preemption.requests() as asked:
+        with preemption.listen_for_signals() as asked:
             signal.raise_signal(signal.SIGINT)
             assert heard == ["SIGTERM"]
             assert asked.at(1) is None
@@ -155,7 +157,7 @@ def test_whoever_is_left_says_how_to_go_on(tmp_path, victim):
     ["", "Auto", "10.0.0.1,2,0", "10.0.0.1:1234", "10.0.0.1:1234,2,2", ":1234,2,0", "h:x,2,0"],
 )
 def test_other_texts_are_told_what_was_wanted(spec):
-    for function in (distributed.join, distributed.supervised(spec).__enter__):
+    for function in (distributed.join, distributed.supervise(spec).__enter__):
         arguments = (spec,) if function is distributed.join else ()
         with pytest.raises(ValueError, match=r"`auto` or `HOST:PORT,PROCESSES,INDEX`.*got"):
             function(*arguments)
@@ -164,7 +166,7 @@ def test_other_texts_are_told_what_was_wanted(spec):
 def test_auto_without_a_cluster_names_the_way_out():
     names = ("SLURM", "OMPI", "KUBERNETES", "JAX_", "TPU", "PMI")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-    script = "from constrainx import distributed\nwith distributed.supervised('auto'): pass"
+    script = "from constrainx import runtime\nwith runtime.supervise('auto'): pass"
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=ROOT, env={**environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,

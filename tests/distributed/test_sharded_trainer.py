@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 import constrainx as cx
-from constrainx import sharding
 from constrainx.models import MLP
-from constrainx.sharding import Sharding
+from constrainx.runtime import _sharding as sharding
+from constrainx.runtime._sharding import Sharding
 from tests.distributed import small
 
 LAYOUTS = {"data": 1, "fsdp": 8, "mixed": 2}

@@ -7,7 +7,7 @@ from flax import nnx
 from scipy import stats
 
 import constrainx as cx
-from constrainx.models.fourier import FourierProcess
+from constrainx.models import FourierProcess
 from constrainx.recipes import gp_calibration
 
 

@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 
 import constrainx as cx
+from constrainx.runtime import by_path
 
 EXAMPLES, BATCH = 40, 8
 _generator = np.random.default_rng(0)
@@ -163,7 +164,7 @@ def flat(parameters):
 
 def assert_same_state(found, wanted):
     """Bit for bit, every array of it."""
-    found, wanted = cx.checkpoint.by_path(found), cx.checkpoint.by_path(wanted)
+    found, wanted = by_path(found), by_path(wanted)
     assert found.keys() == wanted.keys()
     different = [
         path

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import constrainx as cx
-from constrainx.run_folder import RunError
+from constrainx.runtime._run_folder import RunError
 
 from .problems import Net, Recorder, arrays, assert_same_state, counter, squared, trainer
 
@@ -294,7 +294,7 @@ def with_nan():
                 x[3, 1] = np.nan
             yield {**batch, "x": x}
 
-    return cx.data.iterated(make, batch=8)
+    return cx.data.from_iterable(make, batch=8)
 
 
 class Breaks(cx.Constraint):
@@ -310,7 +310,7 @@ def with_broken():
         for step, batch in enumerate(arrays().from_step(0)):
             yield {**batch, "broken": np.full(8, step >= BAD, np.float32)}
 
-    return cx.data.iterated(make, batch=8)
+    return cx.data.from_iterable(make, batch=8)
 
 
 CASES = {
@@ -371,7 +371,7 @@ def test_a_step_that_is_not_finite_can_be_skipped(tmp_path):
             if step != BAD:
                 yield batch
 
-    without = trainer(data=cx.data.iterated(make, batch=8), steps=7)
+    without = trainer(data=cx.data.from_iterable(make, batch=8), steps=7)
     without.fit()
     assert_same_state(skipping.state.parameters, without.state.parameters)
     assert_same_state(skipping.state.optimizer, without.state.optimizer)
@@ -391,7 +391,7 @@ def test_each_skipped_step_is_named_in_its_turn():
             yield {**batch, "x": batch["x"] * (np.nan if step in (1, 5) else 1)}
 
     recorder = Recorder()
-    data = cx.data.iterated(make, batch=8)
+    data = cx.data.from_iterable(make, batch=8)
     trainer(data=data, on_nonfinite="skip", log_every=2, steps=8, callbacks=[recorder]).fit()
     assert [(step, message.split(":")[0]) for step, message in recorder.events] == [
         (2, "step 1 was not finite"),

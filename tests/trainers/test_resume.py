@@ -12,7 +12,7 @@ from flax import nnx
 from tensorflow_datasets.core import registered
 
 import constrainx as cx
-from constrainx.checkpoint import by_path
+from constrainx.runtime._checkpoint import by_path
 
 from .problems import (
     Net,

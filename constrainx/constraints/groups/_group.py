@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from constrainx.errors import ArgumentError
+
 Element: TypeAlias = Any
 """An element of a group: an integer or an array, as the group's docstring says."""
 
@@ -76,4 +78,4 @@ class Numbered(FiniteGroup):
 def check_size(size: Any, *, argument: str) -> None:
     """Raises unless the size is a positive integer."""
     if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"`{argument}` takes integers of at least 1, got {size!r}.")
+        raise ArgumentError(f"`{argument}` takes integers of at least 1, got {size!r}.")

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from constrainx.constraints.groups._group import Element, Numbered
+from constrainx.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class MatrixGroup(Numbered):
             if _find(found, matrix @ generator) is None:
                 found.append(matrix @ generator)
             if len(found) > most:
-                raise ValueError(
+                raise ArgumentError(
                     f"`MatrixGroup.generated_by(generators)` made more than most={most} matrices. "
                     "If the group is finite, raise `most`, or give the generators with more digits."
                 )
@@ -98,16 +99,16 @@ def _as_stack(matrices: Any, *, argument: str) -> Float[np.ndarray, "order n n"]
     try:
         stack = np.asarray(matrices, dtype=float)
     except (TypeError, ValueError) as error:
-        raise ValueError(
+        raise ArgumentError(
             f"`{argument}` must be matrices of one shape, got {matrices!r}."
         ) from error
     if stack.ndim != 3 or stack.shape[1] != stack.shape[2] or not stack.size:
-        raise ValueError(
+        raise ArgumentError(
             f"`{argument}` must be square matrices in an array of shape (order, n, n), got shape "
             f"{stack.shape}."
         )
     if not np.isfinite(stack).all():
-        raise ValueError(f"`{argument}` must be finite, got {stack!r}.")
+        raise ArgumentError(f"`{argument}` must be finite, got {stack!r}.")
     return stack
 
 
@@ -123,16 +124,16 @@ def _multiplication_table(matrices: tuple) -> Int[np.ndarray, "order order"]:
     fix = "List each element once, or use `MatrixGroup.generated_by(...)`."
     for i, matrix in enumerate(stack):
         if (first := _find(stack, matrix)) != i:
-            raise ValueError(
+            raise ArgumentError(
                 f"`MatrixGroup(matrices=...)`: matrices[{i}] equals matrices[{first}]. {fix}"
             )
         if np.linalg.matrix_rank(matrix) < len(matrix):
-            raise ValueError(f"`MatrixGroup(matrices=...)`: matrices[{i}] has no inverse. {fix}")
+            raise ArgumentError(f"`MatrixGroup(matrices=...)`: matrices[{i}] has no inverse. {fix}")
     table = np.empty((len(stack), len(stack)), int)
     for g, h in itertools.product(range(len(stack)), repeat=2):
         product = _find(stack, stack[g] @ stack[h])
         if product is None:
-            raise ValueError(
+            raise ArgumentError(
                 f"`MatrixGroup(matrices=...)` is not closed under products: matrices[{g}] @ "
                 f"matrices[{h}] is not among them. {fix}"
             )

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from constrainx.constraints.groups._group import Element, FiniteGroup, check_size
+from constrainx.errors import ArgumentError, ArgumentTypeError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Permutation(FiniteGroup):
     def elements(self) -> Int[np.ndarray, "order n"]:
         """In lexicographic order; an error beyond eight things."""
         if self.n > 8:
-            raise ValueError(
+            raise ArgumentError(
                 f"`Permutation({self.n})` has {self.order} elements, too many to list. Draw some "
                 'with `sample`, or use `generators`; in `Equivariance`, elements="sample".'
             )
@@ -87,7 +88,7 @@ class Translation(FiniteGroup):
 
     def __post_init__(self) -> None:
         if not isinstance(self.shape, Sequence) or not self.shape:
-            raise ValueError(
+            raise ArgumentError(
                 "`Translation(shape=...)` must be the grid's shape, such as (28, 28), got "
                 f"{self.shape!r}."
             )
@@ -125,7 +126,9 @@ class Translation(FiniteGroup):
 
     def matrix(self, g: Element) -> Float[Array, "n n"]:  # noqa: ARG002
         """Not available: a TypeError."""
-        raise TypeError("`Translation` has no defining matrix. Let it act through `Image()`.")
+        raise ArgumentTypeError(
+            "`Translation` has no defining matrix. Let it act through `Image()`."
+        )
 
     def sample(self, key: Array, count: int) -> Int[Array, "count axes"]:
         """Uniform random shifts."""

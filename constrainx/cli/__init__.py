@@ -1,0 +1,3 @@
+"""`constrainx` on the command line."""
+
+from constrainx.cli._commands import main as main

@@ -1,0 +1,118 @@
+"""Batches made ready in a background thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from constrainx.errors import ArgumentError, ArgumentTypeError
+
+Item = TypeVar("Item")
+
+
+class _End(NamedTuple):
+    """The last thing in the queue, with the error that ended the iterator, if one did."""
+
+    error: BaseException | None
+
+
+class Prefetched(Iterator[Item], Generic[Item]):
+    """An iterator that a thread keeps ahead of. Made by `prefetch`."""
+
+    def __init__(self, iterator: Iterator[Item], *, size: int) -> None:
+        self._iterator = iterator
+        self._queue: queue.Queue[Any] = queue.Queue(size)
+        self._stop = threading.Event()
+        self._ended = False
+        # The thread must not refer to self, or an iterator that is dropped without `close` would
+        # never be collected and its thread never end.
+        self._thread = threading.Thread(
+            target=_fill,
+            args=(iterator, self._queue, self._stop),
+            name="constrainx-prefetch",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def __next__(self) -> Item:
+        if self._ended:
+            raise StopIteration
+        item = self._queue.get()
+        if not isinstance(item, _End):
+            return item
+        self._ended = True
+        if item.error is not None:
+            raise item.error
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the thread and closes the iterator. Harmless when called again."""
+        self._ended = True
+        self._stop.set()
+        _empty(self._queue)
+        self._thread.join()
+        _empty(self._queue)
+        if hasattr(self._iterator, "close"):
+            self._iterator.close()
+
+    def __del__(self) -> None:
+        # Not there if `__init__` failed.
+        if hasattr(self, "_stop"):
+            self._stop.set()
+
+
+def prefetch(iterator: Iterator[Item], *, size: int = 2) -> Prefetched[Item]:
+    """Keeps the next ``size`` items of an iterator ready, in a background thread.
+
+    An error of the iterator is raised where the item that it prevented would have come.
+
+    Args:
+        iterator: must not be used by anyone else from here on.
+        size: how many items to keep ready; one more may be in the making.
+
+    >>> import contextlib, constrainx.data
+    >>> with contextlib.closing(constrainx.data.prefetch(iter("abc"))) as letters:
+    ...     print(*letters)
+    a b c
+    """
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ArgumentError(
+            f"`size` must be a whole number of items, 1 or more, got {size!r}. To read without a "
+            "thread, use the iterator itself."
+        )
+    if not hasattr(iterator, "__next__"):
+        raise ArgumentTypeError(
+            f"`iterator` must be an iterator, got {type(iterator).__name__}. Pass iter(...) of it."
+        )
+    return Prefetched(iterator, size=size)
+
+
+def _fill(iterator: Iterator[Any], ready: queue.Queue[Any], stop: threading.Event) -> None:
+    end = _End(None)
+    try:
+        for item in iterator:
+            _put(item, ready, stop)
+            if stop.is_set():
+                return
+    except BaseException as error:
+        end = _End(error)
+    _put(end, ready, stop)
+
+
+def _put(item: Any, ready: queue.Queue[Any], stop: threading.Event) -> None:
+    while not stop.is_set():
+        try:
+            ready.put(item, timeout=0.1)
+            return
+        except queue.Full:
+            continue
+
+
+def _empty(ready: queue.Queue[Any]) -> None:
+    while True:
+        try:
+            ready.get_nowait()
+        except queue.Empty:
+            return

@@ -1,0 +1,63 @@
+"""What a user did wrong, as exceptions whose message says how to put it right.
+
+The command line prints these, and only these, as one sentence; anything else is a fault of ours or
+of the user's own code and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+
+class UserError(Exception):
+    """Something that the user can put right."""
+
+
+class ArgumentError(UserError, ValueError):
+    """An argument has a value that it cannot have."""
+
+
+class ArgumentTypeError(UserError, TypeError):
+    """An argument is of the wrong kind."""
+
+
+class MissingPackageError(UserError, ImportError):
+    """An optional package is not installed."""
+
+
+def did_you_mean(word: Any, choices: Iterable[Any], *, cutoff: float = 0.3) -> str:
+    """A hint to append to a message: the nearest choice, or nothing if none is near.
+
+    >>> "there is no recipe 'o3-inertai'." + did_you_mean("o3-inertai", ["o3-inertia", "pinn"])
+    "there is no recipe 'o3-inertai'. Did you mean 'o3-inertia'?"
+    >>> did_you_mean("zzz", ["mean", "rms"])
+    ''
+
+    Args:
+        word: what the user wrote.
+        choices: what could have been meant.
+        cutoff: how similar the nearest must be, from 0 to 1.
+    """
+    near = difflib.get_close_matches(str(word), map(str, choices), n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
+    """Raises unless the value is one of the choices.
+
+    >>> check_choice("method", "penalty", ["penalty", "none"])
+    >>> check_choice("method", "penatly", ["penalty", "none"])
+    Traceback (most recent call last):
+    constrainx.errors.ArgumentError: `method='penatly'` must be one of ['penalty', 'none']. ...
+
+    Args:
+        argument: its name, as the user knows it.
+        value: what came.
+        choices: what is allowed.
+    """
+    allowed = list(choices)
+    if value not in allowed:
+        hint = did_you_mean(value, allowed, cutoff=0.0)
+        raise ArgumentError(f"`{argument}={value!r}` must be one of {allowed}.{hint}")

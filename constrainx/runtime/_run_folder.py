@@ -1,0 +1,134 @@
+"""A run's folder: its config, its environment, its metrics, and a lock while it is in use."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from constrainx.errors import UserError
+
+PACKAGES = ("constrainx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+class RunError(UserError, RuntimeError):
+    """A run cannot be started in this folder."""
+
+
+def prepare_run_folder(folder: pathlib.Path, config: Mapping[str, Any], *, resuming: bool) -> None:
+    """Writes config and environment to a folder that is locked, or says why not.
+
+    Raises:
+        RunError: it holds a run already, or one of another config.
+    """
+    path = folder / "config.json"
+    config = json.loads(json.dumps(config, default=str))
+    if path.exists():
+        if not resuming:
+            raise RunError(
+                f"{folder} holds a run already. Continue it with `constrainx resume {folder}`, or "
+                "choose another folder with `--run FOLDER`."
+            )
+        _check_same(folder, read_config(folder), config)
+    else:
+        _write(path, config)
+    _write(folder / "environment.json", environment())
+
+
+def read_config(folder: pathlib.Path) -> dict[str, Any]:
+    """The settings with which a run was started."""
+    path = folder / "config.json"
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        runs = sorted(found.parent for found in folder.glob("**/config.json"))
+        hint = f" Did you mean {runs[0]}?" if runs else ""
+        raise RunError(f"{folder} is not a run folder: it has no config.json.{hint}") from error
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} is damaged: {error}.") from error
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices and the revision of the code."""
+    return {
+        "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: metadata.version(name) for name in PACKAGES},
+        "devices": [str(device) for device in jax.devices()],
+        "device_kind": jax.devices()[0].device_kind,
+        "processes": jax.process_count(),
+        "git": _revision(),
+    }
+
+
+@contextlib.contextmanager
+def lock_run_folder(folder: pathlib.Path) -> Iterator[None]:
+    """Makes the folder, and keeps other processes out while the block runs.
+
+    The lock goes with the process, always.
+
+    Raises:
+        RunError: another process has the folder, or it cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = (folder / "lock").open("a+")
+    except OSError as error:
+        raise RunError(
+            f"the run folder {folder} cannot be written to: {error.strerror}. Choose another with "
+            "`--run FOLDER`."
+        ) from error
+    with opened as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise RunError(f"{folder} is in use by {owner}. Wait for it, or stop it.") from error
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
+
+
+def _check_same(folder: pathlib.Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    names = sorted({*stored, *given})
+    absent = "nothing"
+    different = [
+        f"{name} was {stored.get(name, absent)!r}, now {given.get(name, absent)!r}"
+        for name in names
+        if stored.get(name) != given.get(name)
+    ]
+    if different:
+        raise RunError(
+            f"the run in {folder} was started with other settings: {'; '.join(different)}. Use "
+            "those, or another folder."
+        )
+
+
+def _revision() -> str | None:
+    """Of the folder that we are in, with a plus if there are changes that were not committed."""
+    command = ["git", "describe", "--always", "--dirty=+"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None
+
+
+def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n")
+    part.replace(path)

@@ -1,0 +1,121 @@
+"""Metrics and violations on held-out data, where every example counts exactly once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, PyTree
+
+from constrainx.constraints import Attached, at_path
+from constrainx.data import Batches
+from constrainx.errors import ArgumentError
+from constrainx.runtime import Sharding
+
+Metric = Callable[[Any, Any], Float[Array, "examples ..."]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """What is measured, as a compiled function of one batch.
+
+    Attributes:
+        rebuild: (parameters, rest) ↦ model.
+        metrics: (model, batch) ↦ a figure for each example, by name.
+        constraints: whose violations are measured, by name.
+        sharding: where batches go.
+        seed: for constraints that draw samples; the same draws in every evaluation.
+    """
+
+    rebuild: Callable[[nnx.State, nnx.State], Any]
+    metrics: Mapping[str, Metric]
+    constraints: Mapping[str, Attached]
+    sharding: Sharding
+    seed: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_measure", jax.jit(self._measured))
+
+    def __call__(
+        self, parameters: nnx.State, rest: nnx.State, data: Batches, *, limit: int | None = None
+    ) -> dict[str, float]:
+        """Means over the examples.
+
+        A violation is a figure of a whole batch, so a last, incomplete batch counts for the metrics
+        alone.
+
+        Args:
+            parameters: of the model.
+            rest: of its state.
+            data: to measure on.
+            limit: at most so many batches.
+        """
+        batch = self._batch_size(data)
+        rows = data.once(batch=batch, process=jax.process_index(), processes=jax.process_count())
+        full = None if data.examples is None else data.examples // batch
+        sums: list[tuple[dict, dict, bool]] = []
+        for number, local in enumerate(rows):
+            if limit is not None and number >= limit:
+                break
+            placed = self.sharding.place_batch(local)
+            measured = self._measure(parameters, rest, placed, number)  # type: ignore[attr-defined]
+            sums.append((*measured, full is None or number < full))
+        return _means(jax.device_get(sums))
+
+    def _batch_size(self, data: Batches) -> int:
+        """That of the data, but a multiple of the devices, and not more than there are examples."""
+        devices = self.sharding.mesh.size
+        wanted = data.batch if data.examples is None else min(data.batch, data.examples)
+        # Rounded up, a batch that is all of the data would never be full.
+        return max(wanted // devices, 1) * devices
+
+    def _measured(
+        self, parameters: nnx.State, rest: nnx.State, batch: dict[str, Any], number: Array
+    ) -> tuple[dict[str, Any], dict[str, Array]]:
+        model = self.rebuild(parameters, rest)
+        model.eval()
+        mask = batch["mask"]
+        examples = {name: leaf for name, leaf in batch.items() if name != "mask"}
+        sums: dict[str, Any] = {"": jnp.sum(mask)}
+        for name, metric in self.metrics.items():
+            values = _per_example(name, metric(model, examples), mask.shape[0])
+            # Rows that fill up the batch may hold anything, NaN included.
+            sums[name] = jnp.sum(jnp.where(mask > 0, values, 0))
+        key = jax.random.fold_in(jax.random.key(self.seed), number)
+        violations = {
+            f"violation/{name}": found.constraint.violation(
+                at_path(model, found.path), examples, jax.random.fold_in(key, index)
+            )
+            for index, (name, found) in enumerate(self.constraints.items())
+        }
+        return sums, violations
+
+
+def _per_example(name: str, values: PyTree, examples: int) -> Float[Array, " examples"]:
+    shape = jnp.shape(values)
+    if not shape or shape[0] != examples:
+        raise ArgumentError(
+            f"the metric {name!r} must return a figure for each of the {examples} examples of a "
+            f"batch, so that the last batch can be filled up, got shape {shape}. Leave out the "
+            "mean: `lambda model, batch: (model(batch['x']) - batch['y']) ** 2`."
+        )
+    return jnp.mean(jnp.asarray(values, jnp.float32).reshape(examples, -1), axis=1)
+
+
+def _means(parts: Sequence[tuple[dict, dict, bool]]) -> dict[str, float]:
+    if not parts:
+        raise ArgumentError("`evaluation` has no examples.")
+    total = sum(float(sums[""]) for sums, _, _ in parts)
+    figures = {
+        name: sum(float(sums[name]) for sums, _, _ in parts) / total for name in parts[0][0] if name
+    }
+    whole = [violations for _, violations, is_full in parts if is_full]
+    for name in parts[0][1]:
+        values = [float(violations[name]) for violations in whole]
+        figures[name] = sum(values) / len(values) if values else math.nan
+    return figures

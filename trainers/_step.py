@@ -1,0 +1,381 @@
+"""One training step: loss, gradients, constraints, update, and a check that all of it is finite."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Int, PyTree
+
+from constrainx.constraints import Composed
+from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.step._optax import ConstrainedState, constrain, nullspace
+from constrainx.step._report import reports
+from constrainx.step._rivals import lagrangian, penalty
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+Placement: TypeAlias = Literal["update", "gradient"]
+OnNonFinite: TypeAlias = Literal["stop", "skip"]
+Totals: TypeAlias = dict[str, Float[Array, ""]]
+
+
+class Health(NamedTuple):
+    """Whether steps had to be left out because something in them was not finite.
+
+    Attributes:
+        skipped: how many.
+        step: the last of them, or −1; where a run stops for it, the first.
+        cause: what was not finite there, as a position in `Step.causes`.
+    """
+
+    skipped: Int[Array, ""]
+    step: Int[Array, ""]
+    cause: Int[Array, ""]
+
+
+class State(NamedTuple):
+    """All that changes in training, and all that a checkpoint holds.
+
+    Randomness is not in it: that is a function of seed and step.
+
+    Attributes:
+        step: how many steps have been taken.
+        parameters: what is trained.
+        rest: what else the model keeps, such as batch statistics.
+        optimizer: the optimizer's state.
+        constraints: how the constraints fared, and multipliers; empty without constraints.
+        ema: the moving average of the parameters; empty if there is none.
+        health: see there.
+    """
+
+    step: Int[Array, ""]
+    parameters: nnx.State
+    rest: nnx.State
+    optimizer: optax.OptState
+    constraints: PyTree
+    ema: PyTree
+    health: Health
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Step:
+    """What a trainer compiles; made by `Step.of`.
+
+    Attributes:
+        graph: the structure of the model.
+        rngs: the model's own random streams, seeded anew in each step.
+        wrt: which variables are trained.
+        loss: (model, batch[, key]) ↦ a number, or a number and metrics by name.
+        constraints: what must hold, or None.
+        transformation: optimizer and constraints.
+        order: how the state of `transformation` is put together from its two parts.
+        augment: (batch, key) ↦ batch, or None.
+        accumulate: in how many parts gradients are computed.
+        precision: of the forward and backward pass of the loss.
+        ema: the decay of the moving average, or None.
+        seed: of all randomness.
+        on_nonfinite: whether a step that is not finite is the last.
+    """
+
+    graph: nnx.GraphDef
+    rngs: nnx.State
+    wrt: Any
+    loss: Callable[..., Any]
+    constraints: Composed | None
+    transformation: optax.GradientTransformationExtraArgs
+    order: Literal["optimizer alone", "constraints first", "constraints last"]
+    augment: Callable[[Any, Array], Any] | None
+    accumulate: int
+    precision: Precision
+    ema: float | None
+    seed: int
+    on_nonfinite: OnNonFinite
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """What may turn out not to be finite."""
+        names = self.constraints.names if self.constraints else ()
+        return ("loss", *(f"constraint {name!r}" for name in names), "gradient or update")
+
+    def initial(self, model: nnx.Module) -> State:
+        """The state before the first step."""
+        _, parameters, _, rest = apart(model, self.wrt)
+        optimizer, constraints = self._apart(self.transformation.init(parameters))
+        zero = jnp.zeros((), jnp.int32)
+        return State(
+            step=zero,
+            parameters=parameters,
+            rest=rest,
+            optimizer=optimizer,
+            constraints=constraints,
+            ema=() if self.ema is None else parameters,
+            health=healthy(),
+        )
+
+    def __call__(
+        self, state: State, totals: Totals, batch: PyTree
+    ) -> tuple[State, Totals, Float[Array, ""]]:
+        """The next state, metrics added up, and the loss of this step."""
+        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        augment_key, loss_key, constraint_key = jax.random.split(key, 3)
+        if self.augment is not None:
+            batch = self.augment(batch, augment_key)
+        loss, metrics, rest, gradients = self._gradients(state, batch, loss_key)
+        extra = {}
+        if self.constraints is not None:
+            module = self.model(state.parameters, state.rest)
+            extra = {"batch": batch, "key": constraint_key, "module": module}
+        updates, parts = self.transformation.update(
+            gradients,
+            self._together(state.optimizer, state.constraints),
+            state.parameters,
+            **extra,
+        )
+        optimizer, constraints = self._apart(parts)
+        parameters = optax.apply_updates(state.parameters, updates)
+        update_norm = _norm(updates)
+        found = reports(constraints)
+        flags = [
+            ~jnp.isfinite(loss),
+            *(report.active & ~jnp.isfinite(report.violation) for report in found.values()),
+            ~jnp.isfinite(update_norm),
+        ]
+        health, proceed = self._examined(state, jnp.stack(flags))
+        taken = State(
+            step=state.step,
+            parameters=parameters,
+            rest=rest,
+            optimizer=optimizer,
+            constraints=constraints,
+            ema=self._averaged(state.ema, parameters),
+            health=health,
+        )
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(proceed, new, old).astype(old.dtype), taken, state
+        )
+        metrics = {"loss": loss, "update_norm": update_norm, **metrics, **_figures(found)}
+        # A step that is skipped has been taken. One that ends the run has not.
+        moved = jnp.ones((), bool) if self.on_nonfinite == "skip" else proceed
+        return (
+            kept._replace(step=state.step + moved, health=health),
+            _added(totals, metrics, proceed),
+            loss,
+        )
+
+    def model(self, parameters: nnx.State, rest: nnx.State, *, seed: Any = None) -> Any:
+        """The model with these parameters; with a seed, its random streams start from there."""
+        rngs = self.rngs if seed is None else _seeded(self.rngs, seed)
+        return nnx.merge(self.graph, parameters, rngs, rest)
+
+    def averaged_or_current(self, state: State) -> nnx.State:
+        """The parameters to evaluate with."""
+        return state.parameters if self.ema is None else state.ema
+
+    def metric_names(self, state: State, batch: PyTree) -> list[str]:
+        """What a step reports, found by tracing it on shapes alone."""
+        _, totals, _ = jax.eval_shape(lambda s, b: self(s, {}, b), state, batch)
+        return list(totals)
+
+    def _gradients(
+        self, state: State, batch: PyTree, key: Array
+    ) -> tuple[Array, dict[str, Array], nnx.State, nnx.State]:
+        value = jax.value_and_grad(self._loss, has_aux=True)
+        if self.accumulate == 1:
+            (loss, (metrics, rest)), gradients = value(state.parameters, state.rest, batch, key)
+            return loss, metrics, rest, gradients
+
+        def part(rest: nnx.State, item: tuple[PyTree, Array]) -> tuple[nnx.State, Any]:
+            (loss, (metrics, rest)), gradients = value(state.parameters, rest, *item)
+            return rest, (loss, metrics, gradients)
+
+        def add(carry: Any, item: Any) -> tuple[Any, None]:
+            rest, sums = carry
+            rest, found = part(rest, item)
+            return (rest, jax.tree.map(jnp.add, sums, found)), None
+
+        pieces = jax.tree.map(functools.partial(_interleaved, parts=self.accumulate), batch)
+        items = (pieces, jax.random.split(key, self.accumulate))
+        first, others = (
+            jax.tree.map(lambda leaf: leaf[0], items),
+            jax.tree.map(lambda leaf: leaf[1:], items),
+        )
+        (rest, sums), _ = jax.lax.scan(add, part(state.rest, first), others)
+        means = jax.tree.map(lambda leaf: leaf / self.accumulate, sums)
+        loss, metrics, gradients = means
+        return loss, metrics, rest, gradients
+
+    def _loss(
+        self, parameters: nnx.State, rest: nnx.State, batch: PyTree, key: Array
+    ) -> tuple[Array, tuple[dict[str, Array], nnx.State]]:
+        model_key, loss_key = jax.random.split(key)
+        model = self.model(self._cast(parameters), rest, seed=model_key)
+        model.train()
+        extra = {"key": loss_key} if takes_key(self.loss) else {}
+        result = self.loss(model, self._cast(batch), **extra)
+        loss, metrics = result if isinstance(result, tuple) else (result, {})
+        _check_scalars(loss, metrics)
+        nnx.pop(model, nnx.Intermediate)
+        changed = apart(model, self.wrt)[3]
+        changed = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, rest)
+        metrics = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+        return jnp.asarray(loss, jnp.float32), (metrics, changed)
+
+    def _cast(self, tree: PyTree) -> PyTree:
+        if self.precision == "float32":
+            return tree
+        return jax.tree.map(
+            lambda leaf: leaf.astype(self.precision) if leaf.dtype == jnp.float32 else leaf, tree
+        )
+
+    def _examined(self, state: State, flags: Array) -> tuple[Health, Array]:
+        """Notes down a step that is not finite; whether to take this one."""
+        bad, health = jnp.any(flags), state.health
+        is_news = bad if self.on_nonfinite == "skip" else bad & (health.skipped == 0)
+        noted = Health(
+            skipped=health.skipped + bad,
+            step=jnp.where(is_news, state.step, health.step),
+            cause=jnp.where(is_news, jnp.argmax(flags).astype(jnp.int32), health.cause),
+        )
+        if self.on_nonfinite == "skip":
+            return noted, ~bad
+        # Nothing moves any more until the host has had a look.
+        return noted, noted.skipped == 0
+
+    def _averaged(self, ema: PyTree, parameters: nnx.State) -> PyTree:
+        if self.ema is None:
+            return ema
+        decay = self.ema
+        return jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, ema, parameters)
+
+    def _together(self, optimizer: optax.OptState, constraints: PyTree) -> optax.OptState:
+        if self.order == "constraints first":
+            return (constraints, optimizer)
+        if self.order == "constraints last":
+            return ConstrainedState(optimizer, constraints)
+        return optimizer
+
+    def _apart(self, state: Any) -> tuple[optax.OptState, PyTree]:
+        if self.order == "constraints first":
+            constraints, optimizer = state
+            return optimizer, constraints
+        if self.order == "constraints last":
+            return state.optimizer, state.constraints
+        return state, ()
+
+
+def healthy() -> Health:
+    """That of a run in which all has been finite."""
+    zero = jnp.zeros((), jnp.int32)
+    return Health(zero, zero - 1, jnp.copy(zero))
+
+
+def apart(model: nnx.Module, wrt: Any) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
+    """The structure of a model, what is trained, its random streams, and the rest."""
+    parts: Any = nnx.split(model, wrt, nnx.RngState, ...)
+    graph, parameters, rngs, rest = parts
+    return graph, nnx.as_pure(parameters), rngs, nnx.as_pure(rest)
+
+
+def combine(
+    optimizer: optax.GradientTransformation,
+    constraints: Composed | None,
+    *,
+    method: str,
+    placement: Placement,
+    metric: Any,
+    solver: Any,
+    weight: float,
+) -> tuple[optax.GradientTransformationExtraArgs, Any]:
+    """Optimizer and constraints as one transformation, and the order of the two in its state."""
+    optimizer = optax.with_extra_args_support(optimizer)
+    if constraints is None or method == "none":
+        return optimizer, "optimizer alone"
+    if method == "penalty":
+        return optax.chain(penalty(constraints, weight), optimizer), "constraints first"
+    if method == "lagrangian":
+        return optax.chain(lagrangian(constraints, weight), optimizer), "constraints first"
+    if placement == "gradient":
+        return optax.chain(nullspace(constraints, solver=solver), optimizer), "constraints first"
+    return constrain(optimizer, constraints, metric=metric, solver=solver), "constraints last"
+
+
+def takes_key(function: Callable[..., Any]) -> bool:
+    """Whether a loss wants a key for its own randomness."""
+    try:
+        return "key" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _seeded(rngs: nnx.State, key: Array) -> nnx.State:
+    """Streams whose keys follow from this one, with their counts at zero."""
+    leaves, tree = jax.tree.flatten(rngs)
+    seeded = [
+        jax.random.fold_in(key, index)
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else jnp.zeros_like(leaf)
+        for index, leaf in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, seeded)
+
+
+def _interleaved(leaf: Array, *, parts: int) -> Array:
+    """The batch in parts on a new first axis; each takes every so-manieth example.
+
+    Contiguous parts would each lie on some of the devices only.
+    """
+    return jnp.swapaxes(leaf.reshape(leaf.shape[0] // parts, parts, *leaf.shape[1:]), 0, 1)
+
+
+def _norm(tree: PyTree) -> Float[Array, ""]:
+    """As a product: on a CPU, XLA takes several times as long for the sum of squares."""
+    products = [
+        jnp.tensordot(leaf, leaf, axes=leaf.ndim, preferred_element_type=jnp.float32)
+        for leaf in jax.tree.leaves(tree)
+    ]
+    return jnp.sqrt(sum(products, jnp.zeros(())))
+
+
+def _figures(found: Mapping[str, Any]) -> dict[str, Array]:
+    """The reports of the constraints as metrics."""
+    return {
+        f"constraints/{name}/{field}": jnp.asarray(value, jnp.float32)
+        for name, report in found.items()
+        for field, value in report._asdict().items()
+        if field != "active"
+    }
+
+
+def _added(totals: Totals, metrics: Mapping[str, Array], proceed: Array) -> Totals:
+    """Sums over the steps that were taken, which only the host divides by their number."""
+    metrics = {"steps": jnp.ones(()), **metrics}
+    return {
+        name: totals.get(name, 0.0) + jnp.where(proceed, value, 0)
+        for name, value in metrics.items()
+    }
+
+
+def _check_scalars(loss: Any, metrics: Any) -> None:
+    if jnp.shape(loss) != ():
+        raise ArgumentError(
+            f"`loss` must return one number, got an array of shape {jnp.shape(loss)}: take its "
+            "mean."
+        )
+    if not isinstance(metrics, Mapping):
+        raise ArgumentTypeError(
+            "`loss` must return a number, or a number and a dictionary of metrics, got "
+            f"{type(metrics).__name__} second."
+        )
+    for name, value in metrics.items():
+        if jnp.shape(value) != ():
+            raise ArgumentError(
+                f"the metric {name!r} that `loss` returns must be one number, got shape "
+                f"{jnp.shape(value)}."
+            )
