@@ -104,9 +104,7 @@ def _by_trainer(model: nnx.Module, data: cx.data.Batches, steps: int) -> tuple[f
         optimizer=optax.adam(1e-3),
         data=data,
         steps=steps + 1,
-        log_every=steps + 1,
         devices=1,
-        callbacks=[waited],
-        progress=False,
+        logging=cx.Logging(every=steps + 1, callbacks=[waited], progress=False),
     ).fit()
     return result.seconds / steps, waited.share

@@ -55,7 +55,9 @@ def _scalar(shape: tuple[int, int], rounds: int) -> tuple[Table, Goal]:
     contestants = {
         "Adam": update(plain),
         "Adam, constrained": update(cx.constrain(plain, budget)),
-        "Adam, constrained, its metric": update(cx.constrain(plain, budget, metric="optimizer")),
+        "Adam, constrained, its metric": update(
+            cx.constrain(plain, budget, method=cx.NullSpace(metric="optimizer"))
+        ),
         "null space, then Adam": update(optax.chain(cx.nullspace(budget), plain)),
     }
     calls = {name: lambda f=f, s=s: f(params, s) for name, (f, s) in contestants.items()}

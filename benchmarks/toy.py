@@ -16,13 +16,13 @@ from benchmarks.report import Goal, Report, Table
 
 START = (2.1, -0.7)
 RATE = 0.03
-# (method, weight): a penalty needs tuning, and so does a Lagrangian; the null space does not.
-METHODS: dict[str, tuple[Any, float]] = {
-    "SGD": ("none", 0.0),
-    "penalty 1": ("penalty", 1.0),
-    "penalty 10": ("penalty", 10.0),
-    "Lagrangian": ("lagrangian", 1.0),
-    "null space": ("nullspace", 0.0),
+# A penalty needs tuning, and so does a Lagrangian; the null space does not.
+METHODS: dict[str, cx.Method] = {
+    "SGD": cx.Unconstrained(),
+    "penalty 1": cx.Penalty(1.0),
+    "penalty 10": cx.Penalty(10.0),
+    "Lagrangian": cx.Lagrangian(1.0),
+    "null space": cx.NullSpace(),
 }
 
 
@@ -39,7 +39,7 @@ def curve(p: Float[Array, 2]) -> Float[Array, ""]:
 def run(*, quick: bool) -> Report:
     """Follows each method from the same point."""
     steps = 50 if quick else 600
-    paths = {name: _path(*method, steps) for name, method in METHODS.items()}
+    paths = {name: _path(method, steps) for name, method in METHODS.items()}
     best = _best_on_the_curve()
     rows = [
         (name, float(loss(path[-1])), float(abs(curve(path[-1]))), _distance(path[-1], best))
@@ -68,8 +68,8 @@ def run(*, quick: bool) -> Report:
     )
 
 
-def _path(method: Any, weight: float, steps: int) -> Float[Array, "steps 2"]:
-    optimizer = cx.constrain(optax.sgd(RATE), curve, gamma=0.1, method=method, weight=weight)
+def _path(method: cx.Method, steps: int) -> Float[Array, "steps 2"]:
+    optimizer = cx.constrain(optax.sgd(RATE), curve, gamma=0.1, method=method)
 
     def step(carry: Any, _: None) -> tuple[Any, Array]:
         p, state = carry

@@ -33,16 +33,26 @@ from constrainx.linalg import lstsq as lstsq
 from constrainx.runtime import Callback as Callback
 from constrainx.runtime import CheckpointError as CheckpointError
 from constrainx.runtime import Keep as Keep
+from constrainx.step import Lagrangian as Lagrangian
+from constrainx.step import Method as Method
+from constrainx.step import NullSpace as NullSpace
+from constrainx.step import Penalty as Penalty
 from constrainx.step import Projection as Projection
 from constrainx.step import Report as Report
+from constrainx.step import Unconstrained as Unconstrained
 from constrainx.step import constrain as constrain
 from constrainx.step import contradictions as contradictions
 from constrainx.step import nullspace as nullspace
 from constrainx.step import project as project
 from constrainx.step import reports as reports
+from constrainx.trainers import Devices as Devices
+from constrainx.trainers import Ending as Ending
+from constrainx.trainers import Evaluation as Evaluation
+from constrainx.trainers import Logging as Logging
 from constrainx.trainers import Monitor as Monitor
 from constrainx.trainers import NonFiniteError as NonFiniteError
 from constrainx.trainers import Result as Result
+from constrainx.trainers import RunFolder as RunFolder
 from constrainx.trainers import Trainer as Trainer
 
 __version__ = "0.1.0.dev0"

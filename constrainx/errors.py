@@ -44,7 +44,9 @@ def did_you_mean(word: Any, choices: Iterable[Any], *, cutoff: float = 0.3) -> s
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
+def check_choice(
+    argument: str, value: Any, choices: Iterable[Any], *, owner: str | None = None
+) -> None:
     """Raises unless the value is one of the choices.
 
     >>> check_choice("method", "penalty", ["penalty", "none"])
@@ -56,8 +58,10 @@ def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
         argument: its name, as the user knows it.
         value: what came.
         choices: what is allowed.
+        owner: the function or class that the argument belongs to.
     """
     allowed = list(choices)
     if value not in allowed:
         hint = did_you_mean(value, allowed, cutoff=0.0)
-        raise ArgumentError(f"`{argument}={value!r}` must be one of {allowed}.{hint}")
+        written = f"{argument}={value!r}" if owner is None else f"{owner}({argument}={value!r})"
+        raise ArgumentError(f"`{written}` must be one of {allowed}.{hint}")

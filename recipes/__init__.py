@@ -11,3 +11,4 @@ from constrainx.recipes._recipe import all_recipes as all_recipes
 from constrainx.recipes._recipe import find as find
 from constrainx.recipes._recipe import steps_of as steps_of
 from constrainx.recipes._recipe import summary as summary
+from constrainx.recipes._recipe import weigh_method as weigh_method

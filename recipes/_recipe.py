@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from constrainx.errors import UserError
-from constrainx.runtime import Keep
-from constrainx.trainers import OnNonFinite, Precision, Trainer
+from constrainx.runtime import Callback, Keep
+from constrainx.step import Lagrangian, Method, MethodName, Penalty, as_method
+from constrainx.trainers import Devices, Logging, OnNonFinite, Precision, RunFolder, Trainer
 
 Size: TypeAlias = Literal["smoke", "cpu", "full"]
 SIZES: tuple[Size, ...] = ("smoke", "cpu", "full")
@@ -83,7 +84,7 @@ class Recipe(abc.ABC):
 
     @abc.abstractmethod
     def trainer(self, **options: Any) -> Trainer:
-        """Builds everything; ``options`` such as ``run=`` go to the trainer as they are."""
+        """Builds everything; ``options`` such as ``run=`` are those of `settings`."""
 
     @property
     def published(self) -> Mapping[str, Mapping[str, str]]:
@@ -131,15 +132,42 @@ class Recipe(abc.ABC):
         ]
         return cls(**{name: value for layer in layers for name, value in layer.items()})
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The fields that every recipe has, as a trainer takes them."""
-        names = (
-            "seed", "devices", "fsdp", "precision", "accumulate", "ema", "log_every", "save_every",
-            "keep", "on_nonfinite", "on_save_error",
-        )  # fmt: skip
-        shared = {name: getattr(self, name) for name in names}
-        return {**shared, "config": self.config, "title": f"{self.name} {self.method}"}
+    def settings(
+        self,
+        *,
+        run: pathlib.Path | str | None = None,
+        callbacks: Sequence[Callback] = (),
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """The fields that every recipe has, in the groups that a trainer takes them in.
+
+        Args:
+            run: the folder of the run; None for none.
+            callbacks: who listens.
+            progress: whether to show a bar.
+        """
+        folder = RunFolder(
+            "" if run is None else run,
+            config=self.config,
+            save_every=self.save_every,
+            keep=self.keep,
+            on_save_error=self.on_save_error,
+        )
+        return {
+            "seed": self.seed,
+            "devices": Devices(self.devices, fsdp=self.fsdp),
+            "precision": self.precision,
+            "accumulate": self.accumulate,
+            "ema": self.ema,
+            "on_nonfinite": self.on_nonfinite,
+            "run": None if run is None else folder,
+            "logging": Logging(
+                every=self.log_every,
+                callbacks=callbacks,
+                progress=progress,
+                title=f"{self.name} {self.method}",
+            ),
+        }
 
     @property
     def config(self) -> dict[str, Any]:
@@ -250,6 +278,13 @@ def _check_choice(field: str, value: Any, choices: Any, *, owner: str) -> None:
     near = difflib.get_close_matches(str(value), map(str, choices), n=1, cutoff=0.0)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise RecipeError(f"{owner} has no {field} {value!r}: use one of {list(choices)}.{hint}")
+
+
+def weigh_method(name: MethodName, weight: float) -> Method:
+    """The method of that name, with this weight if it has one."""
+    if name == "penalty":
+        return Penalty(weight)
+    return Lagrangian(weight) if name == "lagrangian" else as_method(name)
 
 
 def steps_of(*, epochs: float, examples: int, batch: int) -> int:

@@ -32,13 +32,12 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 from constrainx import data
-from constrainx.constraints import JacobianSymmetry, Norm
+from constrainx.constraints import JacobianSymmetry, Norm, Placement
 from constrainx.models import ScoreNetwork
 from constrainx.recipes import Recipe
-from constrainx.step._optax import Method
-from constrainx.trainers import Trainer
+from constrainx.step import MethodName
+from constrainx.trainers import Evaluation, Trainer
 from constrainx.trainers import score_matching as matching
-from constrainx.trainers._step import Placement
 
 NOISE = matching.Noise()
 LEVELS = 10
@@ -92,7 +91,7 @@ class ConservativeScore(Recipe):
     batch: int = 5000
     learning_rate: float = 7.5e-4
     quasi: float = 0.0
-    constrained_by: Method = "none"
+    constrained_by: MethodName = "none"
     rows: int = 50
     placement: Placement = "update"
     gamma: float = 0.05
@@ -112,15 +111,16 @@ class ConservativeScore(Recipe):
             steps=self.steps,
             constraints=[self.constraint()],
             method=self.constrained_by,
-            placement=self.placement,
             augment=NOISE.added,
-            evaluation=data.arrays(_noisy(test, rng), batch=min(1000, self.points)),
-            metrics={
-                "asym": _of_jacobian(matching.asymmetry),
-                "nasym": _of_jacobian(matching.normalised_asymmetry),
-            },
-            evaluate_every=max(self.steps // 20, 1),
-            **{**self.options, **options},
+            evaluation=Evaluation(
+                data.arrays(_noisy(test, rng), batch=min(1000, self.points)),
+                metrics={
+                    "asym": _of_jacobian(matching.asymmetry),
+                    "nasym": _of_jacobian(matching.normalised_asymmetry),
+                },
+                every=max(self.steps // 20, 1),
+            ),
+            **self.settings(**options),
         )
 
     def constraint(self) -> JacobianSymmetry:
@@ -136,6 +136,7 @@ class ConservativeScore(Recipe):
             reduce=Norm(groups=self.rows) if self.rows else "rms",
             gamma=self.gamma,
             start=round(self.free * self.steps),
+            placement=self.placement,
             name="symmetry",
         )
 

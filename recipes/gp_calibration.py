@@ -91,7 +91,7 @@ class GpCalibration(Recipe):
             optimizer=optax.adam(self.learning_rate),
             data=data.arrays(points, batch=self.examples, shuffle=False),
             steps=self.steps,
-            **{**self.options, **options},
+            **self.settings(**options),
         )
 
     def measure(self, model: Any) -> dict[str, float]:

@@ -25,9 +25,9 @@ from constrainx import data
 from constrainx.constraints import Invariance, Norm, groups
 from constrainx.data import digits
 from constrainx.models import LeNet
-from constrainx.recipes import Recipe, steps_of
-from constrainx.step._optax import Method
-from constrainx.trainers import Trainer
+from constrainx.recipes import Recipe, steps_of, weigh_method
+from constrainx.step import MethodName
+from constrainx.trainers import Evaluation, Trainer
 from constrainx.trainers.classification import cross_entropy, is_wrong
 
 
@@ -67,7 +67,7 @@ class InvariantDigits(Recipe):
     learning_rate: float = 2e-3
     channels: int = 16
     turned: bool = False
-    constrained_by: Method = "none"
+    constrained_by: MethodName = "none"
     rows: int = 32
     gamma: float = 0.2
     weight: float = 0.1
@@ -93,17 +93,18 @@ class InvariantDigits(Recipe):
                     groups.Cyclic(4),
                     reduce=Norm(groups=self.rows),
                     gamma=self.gamma,
+                    placement="gradient",
                     name="turns",
                 )
             ],
-            method=self.constrained_by,
-            placement="gradient",
-            weight=self.weight,
+            method=weigh_method(self.constrained_by, self.weight),
             augment=_turned_at_random if self.turned else None,
-            evaluation=data.arrays(test, batch=self.tests),
-            metrics={"error": is_wrong, "turned error": _wrong_when_turned},
-            evaluate_every=max(steps // 5, 1),
-            **{**self.options, **options},
+            evaluation=Evaluation(
+                data.arrays(test, batch=self.tests),
+                metrics={"error": is_wrong, "turned error": _wrong_when_turned},
+                every=max(steps // 5, 1),
+            ),
+            **self.settings(**options),
         )
 
 

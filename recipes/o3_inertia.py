@@ -29,9 +29,9 @@ from jaxtyping import Array, Float
 from constrainx import data
 from constrainx.constraints import Equivariance, Norm, groups, representations
 from constrainx.models import MLP
-from constrainx.recipes import Recipe, steps_of
-from constrainx.step._optax import Method
-from constrainx.trainers import Trainer
+from constrainx.recipes import Recipe, steps_of, weigh_method
+from constrainx.step import MethodName
+from constrainx.trainers import Evaluation, Trainer
 
 PARTICLES = 5
 GROUP = groups.Orthogonal(3)
@@ -90,7 +90,7 @@ class O3Inertia(Recipe):
     learning_rate: float = 1e-3
     width: int = 384
     augmentation: bool = True
-    constrained_by: Method = "none"
+    constrained_by: MethodName = "none"
     reduce: Literal["norm", "mean"] = "norm"
     rows: int = 128
     fresh: bool = True
@@ -114,14 +114,16 @@ class O3Inertia(Recipe):
             data=data.arrays(train, batch=self.batch, seed=self.seed),
             steps=steps,
             constraints=[self.constraint()],
-            method=self.constrained_by,
-            placement="gradient",
-            weight=self.weight,
+            method=weigh_method(self.constrained_by, self.weight),
             augment=self._drawn,
-            evaluation=data.arrays({**test, "constrained": test["x"]}, batch=min(500, self.tests)),
-            metrics={"error": lambda model, batch: (model(batch["x"]) - inertia(batch["x"])) ** 2},
-            evaluate_every=max(steps // 20, 1),
-            **{**self.options, **options},
+            evaluation=Evaluation(
+                data.arrays({**test, "constrained": test["x"]}, batch=min(500, self.tests)),
+                metrics={
+                    "error": lambda model, batch: (model(batch["x"]) - inertia(batch["x"])) ** 2
+                },
+                every=max(steps // 20, 1),
+            ),
+            **self.settings(**options),
         )
 
     @property
@@ -140,6 +142,7 @@ class O3Inertia(Recipe):
             output=OUTPUT,
             reduce=Norm(groups=self.rows) if self.reduce == "norm" else "mean",
             gamma=self.gamma,
+            placement="gradient",
             inputs="constrained",
             name="O(3)",
         )

@@ -25,9 +25,9 @@ from matplotlib.figure import Figure
 from constrainx import data
 from constrainx.constraints import Constraint, Sketch
 from constrainx.models import MLP
-from constrainx.recipes import Recipe
-from constrainx.step._optax import Method
-from constrainx.trainers import Trainer
+from constrainx.recipes import Recipe, weigh_method
+from constrainx.step import MethodName
+from constrainx.trainers import Evaluation, Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class PeriodicRegression(Recipe):
     examples: int = 128
     learning_rate: float = 3e-3
     width: int = 64
-    constrained_by: Method = "none"
+    constrained_by: MethodName = "none"
     rows: int = 8
     gamma: float = 1.0
     start: int = 500
@@ -103,16 +103,19 @@ class PeriodicRegression(Recipe):
                     gamma=self.gamma,
                     reduce=Sketch(rows=self.rows),
                     start=self.start,
+                    placement="gradient",
                     name="periodic",
                 )
             ],
-            method=self.constrained_by,
-            placement="gradient",
-            weight=self.weight,
-            evaluation=data.arrays({"x": far}, batch=5 * self.examples),
-            metrics={"error": lambda model, batch: (model(batch["x"]) - jnp.sin(batch["x"])) ** 2},
-            evaluate_every=max(self.steps // 20, 1),
-            **{**self.options, **options},
+            method=weigh_method(self.constrained_by, self.weight),
+            evaluation=Evaluation(
+                data.arrays({"x": far}, batch=5 * self.examples),
+                metrics={
+                    "error": lambda model, batch: (model(batch["x"]) - jnp.sin(batch["x"])) ** 2
+                },
+                every=max(self.steps // 20, 1),
+            ),
+            **self.settings(**options),
         )
 
     def draw(self, model: Any, path: pathlib.Path) -> None:

@@ -27,8 +27,8 @@ from constrainx.constraints import AtMost
 from constrainx.data import digits, jitter_images
 from constrainx.models import MLP
 from constrainx.recipes import Recipe, steps_of
-from constrainx.step._optax import Method
-from constrainx.trainers import Trainer
+from constrainx.step import MethodName
+from constrainx.trainers import Evaluation, Trainer
 from constrainx.trainers.adversarial import Attack
 from constrainx.trainers.classification import cross_entropy, is_wrong
 
@@ -73,7 +73,7 @@ class RobustDigits(Recipe):
     radius: float = 0.1
     bound: float = 0.6
     on_attacked: bool = False
-    constrained_by: Method = "none"
+    constrained_by: MethodName = "none"
     gamma: float = 0.5
     tests: int = 500
 
@@ -94,19 +94,22 @@ class RobustDigits(Recipe):
                     self.bound,
                     lambda model, batch, key: jnp.mean(self._attacked(model, batch, key)),
                     gamma=self.gamma,
+                    placement="update",
                     name="robust",
                 )
             ],
             method=self.constrained_by,
             augment=self._jittered if self.jitter else None,
-            evaluation=data.arrays(test, batch=self.tests),
-            metrics={
-                "error": is_wrong,
-                "robust error": self._robust_error,
-                "attacked loss": lambda m, b: self._attacked(m, b, jax.random.key(0)),
-            },
-            evaluate_every=max(steps // 4, 1),
-            **{**self.options, **options},
+            evaluation=Evaluation(
+                data.arrays(test, batch=self.tests),
+                metrics={
+                    "error": is_wrong,
+                    "robust error": self._robust_error,
+                    "attacked loss": lambda m, b: self._attacked(m, b, jax.random.key(0)),
+                },
+                every=max(steps // 4, 1),
+            ),
+            **self.settings(**options),
         )
 
     @property

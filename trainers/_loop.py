@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import enum
 import itertools
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
-from rich.console import Console
 
 from constrainx.data import prefetch
 from constrainx.errors import UserError
-from constrainx.runtime import Callback, CheckpointError, Checkpoints
+from constrainx.runtime import Callback, CheckpointError, Checkpoints, StopRequests
 from constrainx.step import contradictions
-
-if TYPE_CHECKING:
-    from constrainx.trainers._trainer import Trainer
+from constrainx.trainers._program import OnNonFinite, Totals
+from constrainx.trainers._settings import Monitor, OnSaveError
+from constrainx.trainers._state import Progress, State
 
 # Steps that may wait for the device. It always has work, and memory for batches stays bounded.
 AHEAD = 8
@@ -30,112 +31,177 @@ class NonFiniteError(UserError, RuntimeError):
     """A step was not finite. The state is that before it."""
 
 
+class Ending(enum.StrEnum):
+    """Why a run ended."""
+
+    FINISHED = "finished"
+    STOPPED_EARLY = "stopped early"
+    ASKED_TO_STOP = "asked to stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the loop found.
+
+    Attributes:
+        ending: why it ended.
+        signal: what asked it to stop, such as "SIGTERM", or None.
+        metrics: of the last evaluation.
+    """
+
+    ending: Ending
+    signal: str | None
+    metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When the loop does what.
+
+    Attributes:
+        last: the step to train up to.
+        log_every: steps between logs.
+        evaluate_every: steps between evaluations, or None.
+        save_every: steps between checkpoints, or None.
+        monitor: what decides which checkpoint is best, or None.
+        on_nonfinite: what to do at a step that is not finite.
+        on_save_error: what to do when a checkpoint cannot be written.
+    """
+
+    last: int
+    log_every: int
+    evaluate_every: int | None
+    save_every: int | None
+    monitor: Monitor | None
+    on_nonfinite: OnNonFinite
+    on_save_error: OnSaveError
+
+
 class Loop:
     """One call of `Trainer.fit`."""
 
     def __init__(
         self,
-        trainer: Trainer,
+        progress: Progress,
+        schedule: Schedule,
+        *,
+        take_step: Callable[[State, Totals, PyTree], tuple[State, Totals, jax.Array]],
+        start_totals: Callable[[PyTree], Totals],
+        causes: Sequence[str],
+        evaluate: Callable[[], dict[str, float]] | None,
         listeners: Sequence[Callback],
         checkpoints: Checkpoints | None,
-        last: int,
-        limit: int | None,
+        about: Mapping[str, Any],
     ):
-        self.trainer, self.listeners, self.checkpoints = trainer, listeners, checkpoints
-        self.last, self.limit = last, limit
-        self.step = trainer.step
-        self.evaluated: dict[str, float] = {}
+        """Sets up a loop.
+
+        Args:
+            progress: moved on as the loop goes.
+            schedule: when to do what.
+            take_step: the compiled step.
+            start_totals: a batch on the devices ↦ the sums of all metrics, at zero.
+            causes: what may turn out not to be finite, in the order of `Health.cause`.
+            evaluate: measures the current state, or None.
+            listeners: who is told.
+            checkpoints: where to save, or None.
+            about: what else to note down with each checkpoint.
+        """
+        self._progress, self._schedule = progress, schedule
+        self._take_step, self._start_totals, self._causes = take_step, start_totals, causes
+        self._measure = evaluate
+        self._listeners, self._checkpoints, self._about = listeners, checkpoints, about
+        self._step = progress.step
+        self._evaluated: dict[str, float] = {}
         self._evaluated_at = -1
-        self.seconds = trainer._seconds
         self._waited = 0.0
-        self._noted = int(trainer.state.health.skipped)
+        self._noted = int(progress.state.health.skipped)
         self._contradicted = False
 
-    def start(self, aside: Sequence[int]) -> None:
-        """Tells everybody, also which checkpoints of later steps were set aside."""
-        trainer = self.trainer
-        if trainer.progress and trainer._is_first:
-            sharding = trainer.sharding
-            Console().print(
-                sharding.describe(trainer.state, trainer.data.batch),
-                highlight=False,
-                soft_wrap=True,
-                style="dim",
-            )
-        for listener in self.listeners:
-            listener.on_start(trainer, self.step)
-        if trainer._restored_from is not None:
-            later = f"; set aside the later checkpoints {list(aside)}" if aside else ""
-            self._tell(f"resumed from step {self.step}{later}")
+    def tell(self, message: str) -> None:
+        """Tells every listener what happened."""
+        for listener in self._listeners:
+            listener.on_event(self._step, message)
 
-    def go(self, asked: Any) -> str:
-        """Step, log, evaluate, save, check for preemption; returns why it ended."""
-        trainer = self.trainer
-        if self.step >= self.last:
-            self._evaluate(is_last=True)
-            return "finished"
-        batches = self._timed(trainer._batches(self.step))
-        totals: Any = None
-        reason = "finished"
-        in_flight: collections.deque[jax.Array] = collections.deque()
-        clock = time.perf_counter()
-        counted = self.step
-        with contextlib.closing(batches):
-            for rows in itertools.islice(batches, max(self.last - self.step, 0)):
-                batch = trainer.sharding.place_batch(rows)
+    def run(
+        self,
+        batches: Generator[PyTree, None, None],
+        place: Callable[[PyTree], PyTree],
+        requests: StopRequests,
+    ) -> Outcome:
+        """Step, log, evaluate, save, check for preemption.
+
+        Args:
+            batches: this process's rows, from the current step on; closed at the end.
+            place: puts them on the devices.
+            requests: what has asked to stop.
+        """
+        progress, last = self._progress, self._schedule.last
+        ending, signal = Ending.FINISHED, None
+        with contextlib.closing(self._time(batches)) as timed:
+            if self._step >= last:
+                self._evaluate(is_last=True)
+                return Outcome(ending, signal, self._evaluated)
+            totals: Any = None
+            in_flight: collections.deque[jax.Array] = collections.deque()
+            clock = time.perf_counter()
+            counted = self._step
+            for rows in itertools.islice(timed, last - self._step):
+                batch = place(rows)
                 is_first = totals is None
                 if is_first:
-                    zeros = trainer._totals(batch)
+                    zeros = self._start_totals(batch)
                     totals = jax.tree.map(jnp.copy, zeros)
-                trainer.state, totals, token = trainer._compiled(trainer.state, totals, batch)
-                self.step += 1
+                progress.state, totals, token = self._take_step(progress.state, totals, batch)
+                self._step += 1
                 in_flight.append(token)
                 if len(in_flight) > AHEAD:
                     jax.block_until_ready(in_flight.popleft())
                 if is_first:
                     jax.block_until_ready(token)  # compiled: the clock starts now
-                    clock, counted, self._waited = time.perf_counter(), self.step, 0.0
-                is_last = self.step == self.last
-                if self.step % trainer.log_every == 0 or is_last:
-                    figures = self._logged(totals, clock, self.step - counted)
-                    self.seconds += time.perf_counter() - clock
+                    clock, counted, self._waited = time.perf_counter(), self._step, 0.0
+                is_last = self._step == last
+                if self._step % self._schedule.log_every == 0 or is_last:
+                    figures = self._read_totals(totals, clock, self._step - counted)
+                    progress.seconds += time.perf_counter() - clock
                     totals = jax.tree.map(jnp.copy, zeros)
-                    self._tell_log(figures)
-                    clock, counted, self._waited = time.perf_counter(), self.step, 0.0
-                if self._is_due(trainer.evaluate_every) or self._is_due(trainer.save_every):
+                    for listener in self._listeners:
+                        listener.on_log(self._step, figures)
+                    clock, counted, self._waited = time.perf_counter(), self._step, 0.0
+                if self._is_due(self._schedule.evaluate_every) or self._is_due(
+                    self._schedule.save_every
+                ):
                     jax.block_until_ready(token)  # or steps would count as evaluation
                 pause = time.perf_counter()
                 stop_early = self._evaluate(is_last=is_last)
-                ask = asked.at(self.step)
-                self._save(is_due=is_last or stop_early or bool(ask))
+                asked = requests.at(self._step)
+                self._save(is_due=is_last or stop_early or bool(asked))
                 clock += time.perf_counter() - pause
                 if stop_early:
-                    reason = "stopped early"
+                    ending = Ending.STOPPED_EARLY
                     break
-                if ask and not is_last:
-                    reason = f"asked to stop by {ask}"
+                if asked and not is_last:
+                    ending, signal = Ending.ASKED_TO_STOP, asked
                     break
         self._check_health()
-        if self.checkpoints is not None:
-            self._guarded(self.checkpoints.wait)
-        return reason
+        if self._checkpoints is not None:
+            self._try_to_save(self._checkpoints.wait)
+        return Outcome(ending, signal, self._evaluated)
 
-    def _timed(self, batches: Any) -> Generator[PyTree, None, None]:
+    def _time(self, batches: Generator[PyTree, None, None]) -> Generator[PyTree, None, None]:
         """The same batches, with the time spent waiting for them noted down."""
-        source = prefetch(batches) if not self.trainer.data.is_cheap else batches
         try:
             while True:
                 start = time.perf_counter()
                 try:
-                    rows = next(source)
+                    rows = next(batches)
                 except StopIteration:
                     return
                 self._waited += time.perf_counter() - start
                 yield rows
         finally:
-            source.close()
+            batches.close()
 
-    def _logged(self, totals: Any, clock: float, steps: int) -> dict[str, float]:
+    def _read_totals(self, totals: Any, clock: float, steps: int) -> dict[str, float]:
         """Means since the last log. Here, and only here, the host waits for the device."""
         sums = {name: float(value) for name, value in jax.device_get(totals).items()}
         taken = max(sums.pop("steps"), 1.0)
@@ -148,25 +214,16 @@ class Loop:
         self._name_contradictions()
         return figures
 
-    def _tell_log(self, figures: Mapping[str, float]) -> None:
-        for listener in self.listeners:
-            listener.on_log(self.step, figures)
-
-    def _tell(self, message: str) -> None:
-        for listener in self.listeners:
-            listener.on_event(self.step, message)
-
     def _check_health(self) -> None:
         """Names the first step that was not finite, and what in it was not."""
-        health = jax.device_get(self.trainer.state.health)
+        health = jax.device_get(self._progress.state.health)
         if health.skipped <= self._noted:
             return
-        cause = self.trainer._step.causes[int(health.cause)]
-        message = f"step {int(health.step)} was not finite: {cause}"
-        if self.trainer.on_nonfinite == "stop":
-            saved = self.checkpoints.latest if self.checkpoints else None
+        message = f"step {int(health.step)} was not finite: {self._causes[int(health.cause)]}"
+        if self._schedule.on_nonfinite == "stop":
+            saved = self._checkpoints.latest if self._checkpoints else None
             kept = f" The last checkpoint, of step {saved}, is good." if saved is not None else ""
-            self._tell(message)
+            self.tell(message)
             raise NonFiniteError(
                 f"{message}. Parameters are those before that step.{kept} Lower the learning rate "
                 "or gamma, clip gradients, or skip such steps: on_nonfinite='skip', on the command "
@@ -174,72 +231,75 @@ class Loop:
             )
         new = int(health.skipped) - self._noted
         self._noted = int(health.skipped)
-        self._tell(f"{message}; skipped {new} steps since the last log")
+        self.tell(f"{message}; skipped {new} steps since the last log")
 
     def _name_contradictions(self) -> None:
         """Once a run: that constraints contradict is a property of the problem."""
         if self._contradicted:
             return
-        for sentence in contradictions(self.trainer.state.constraints):
+        for sentence in contradictions(self._progress.state.constraints):
             self._contradicted = True
-            self._tell(sentence)
+            self.tell(sentence)
 
     def _evaluate(self, *, is_last: bool) -> bool:
-        """Whether patience has run out."""
-        trainer = self.trainer
-        if trainer.evaluation is None or not (is_last or self._is_due(trainer.evaluate_every)):
+        """Evaluates if it is time to; whether patience has run out."""
+        is_due = is_last or self._is_due(self._schedule.evaluate_every)
+        if self._measure is None or not is_due:
             return False
-        self.evaluated, self._evaluated_at = trainer.evaluate(limit=self.limit), self.step
-        for listener in self.listeners:
-            listener.on_evaluate(self.step, self.evaluated)
-        monitor = trainer.monitor
+        self._evaluated, self._evaluated_at = self._measure(), self._step
+        for listener in self._listeners:
+            listener.on_evaluate(self._step, self._evaluated)
+        monitor, progress = self._schedule.monitor, self._progress
         if monitor is None:
             return False
-        value = self.evaluated[monitor.metric]
-        if monitor.is_better(value, trainer._best):
-            trainer._best, trainer._without_best = value, 0
+        value = self._evaluated[monitor.metric]
+        if monitor.is_better(value, progress.best):
+            progress.best, progress.without_best = value, 0
             self._save(is_due=True)
             return False
-        trainer._without_best += 1
-        return monitor.patience is not None and trainer._without_best >= monitor.patience
+        progress.without_best += 1
+        return monitor.patience is not None and progress.without_best >= monitor.patience
 
     def _is_due(self, every: int | None) -> bool:
-        return every is not None and self.step % every == 0
+        return every is not None and self._step % every == 0
 
     def _save(self, *, is_due: bool) -> None:
-        trainer = self.trainer
-        if self.checkpoints is None or not (is_due or self._is_due(trainer.save_every)):
+        if self._checkpoints is None or not (is_due or self._is_due(self._schedule.save_every)):
             return
-        if self.step in self.checkpoints.steps:
+        if self._step in self._checkpoints.steps:
             return
         self._check_health()
+        progress = self._progress
         about = {
-            "config": trainer.config or {},
-            "best": trainer._best,
-            "without_best": trainer._without_best,
-            "seconds": self.seconds,
-            "devices": trainer.sharding.mesh.size,
-            "processes": jax.process_count(),
+            **self._about,
+            "best": progress.best,
+            "without_best": progress.without_best,
+            "seconds": progress.seconds,
         }
-        checkpoints, metrics = self.checkpoints, {}
-        if self._evaluated_at == self.step:
-            metrics = self.evaluated
+        checkpoints, metrics = self._checkpoints, {}
+        if self._evaluated_at == self._step:
+            metrics = self._evaluated
         # That the one before has failed is no reason not to try this one.
-        self._guarded(checkpoints.wait)
-        begun = self._guarded(
-            lambda: checkpoints.save(self.step, trainer.state, about=about, metrics=metrics)
+        self._try_to_save(checkpoints.wait)
+        begun = self._try_to_save(
+            lambda: checkpoints.save(self._step, progress.state, about=about, metrics=metrics)
         )
         if begun:
-            for listener in self.listeners:
-                listener.on_save(self.step)
+            for listener in self._listeners:
+                listener.on_save(self._step)
 
-    def _guarded(self, save: Callable[[], None]) -> bool:
-        """A save that fails is reported, and ends the run only if that was asked for."""
+    def _try_to_save(self, save: Callable[[], None]) -> bool:
+        """Whether it worked; a save that fails ends the run only if that was asked for."""
         try:
             save()
         except CheckpointError as error:
-            self._tell(str(error))
-            if self.trainer.on_save_error == "stop":
+            self.tell(str(error))
+            if self._schedule.on_save_error == "stop":
                 raise
             return False
         return True
+
+
+def read_ahead(batches: Any, *, is_cheap: bool) -> Any:
+    """Makes batches ready in a background thread, unless a thread would cost more than they do."""
+    return batches if is_cheap else prefetch(batches)

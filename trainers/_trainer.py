@@ -1,13 +1,11 @@
-"""`Trainer`: what to train, on what, and how; the loop itself is in `loop.py`."""
+"""`Trainer`: what to train, on what, and how. `_program.py` has the step, `_loop.py` the loop."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
-import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -15,17 +13,17 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jaxtyping import PyTree
+from rich.console import Console
 
-from constrainx.constraints import Attached, Constraint, compose, constraints_of
+from constrainx.constraints import Composed, Constraint, compose, constraints_of
 from constrainx.data import Batches
-from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.errors import ArgumentError, ArgumentTypeError, check_choice, did_you_mean
 from constrainx.runtime import (
     Bar,
     Callback,
     CheckpointError,
     Checkpoints,
     JsonLines,
-    Keep,
     Sharding,
     TensorBoard,
     has_checkpoints,
@@ -33,44 +31,23 @@ from constrainx.runtime import (
     lock_run_folder,
     prepare_run_folder,
 )
-from constrainx.step._optax import Method, Metric
-from constrainx.step._project import SolverChoice
-from constrainx.trainers._evaluation import Evaluation
-from constrainx.trainers._loop import Loop
-from constrainx.trainers._step import (
-    OnNonFinite,
-    Placement,
-    Precision,
-    State,
-    Step,
-    apart,
-    combine,
-    healthy,
+from constrainx.step import Method, MethodName, Unconstrained, as_method, constrain
+from constrainx.trainers._loop import Ending, Loop, Schedule, read_ahead
+from constrainx.trainers._measure import Measure
+from constrainx.trainers._program import OnNonFinite, Precision, Program
+from constrainx.trainers._settings import (
+    Devices,
+    Evaluation,
+    Logging,
+    Monitor,
+    RunFolder,
+    as_devices,
+    as_evaluation,
+    as_run_folder,
+    check_batches,
+    check_count,
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Monitor:
-    """The metric of the evaluation that decides which checkpoint is best, and when to stop.
-
-    Attributes:
-        metric: its name.
-        mode: whether small or large is good.
-        patience: stop after so many evaluations without a new best; None never does.
-        min_change: what counts as a new best.
-    """
-
-    metric: str
-    mode: Literal["min", "max"] = "min"
-    patience: int | None = None
-    min_change: float = 0.0
-
-    def is_better(self, value: float, best: float | None) -> bool:
-        """Whether the value is a new best."""
-        if math.isnan(value):
-            return False
-        gain = math.inf if best is None else (best - value if self.mode == "min" else value - best)
-        return gain > self.min_change
+from constrainx.trainers._state import Progress, State, split_model, start_healthy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,13 +60,15 @@ class Result:
         metrics: of the last evaluation.
         model: the trained model; with the averaged parameters, if there is an average.
         seconds: spent in steps, those before a `restore` included, compilation and evaluation not.
+        signal: what asked it to stop, such as "SIGTERM"; None if nothing did.
     """
 
-    reason: str
+    reason: Ending
     step: int
     metrics: dict[str, float]
     model: Any = dataclasses.field(repr=False)
     seconds: float
+    signal: str | None = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -106,7 +85,7 @@ class Trainer:
     ...     data=cx.data.arrays({"x": x, "y": 3 * x}, batch=32),
     ...     steps=100,
     ...     devices=1,
-    ...     progress=False,
+    ...     logging=cx.Logging(progress=False),
     ... )
     >>> result = trainer.fit()
     >>> print(result.reason, result.model.kernel[...].round(1))
@@ -123,34 +102,20 @@ class Trainer:
         steps: how many steps to take in all.
         constraints: in addition to those attached to the model. Constraints see the model in
             evaluation mode and in full precision.
-        method: "nullspace", "penalty", "lagrangian" or "none".
-        placement: whether the null-space step projects the optimizer's "update" or the "gradient".
-        metric: of the projection, "identity" or "optimizer", see `constrain`.
-        solver: of the projection, see `constrain`.
-        weight: of penalty and Lagrangian.
+        method: how the optimizer respects them: `NullSpace`, `Penalty`, `Lagrangian` or one of your
+            own; "nullspace", "penalty", "lagrangian" and "none" are short for their defaults.
         augment: (batch, key) ↦ batch, a part of the compiled step.
-        evaluation: held-out data; metrics are over all of its examples.
-        metrics: (model, batch) ↦ a figure for each example, by name.
-        evaluate_every: steps between evaluations; None for one at the end.
-        monitor: which metric says what is best, and when to stop.
-        accumulate: compute gradients in so many parts, one after the other.
+        evaluation: what is measured on held-out data, and when; or that data alone.
+        run: where config, metrics and checkpoints go; a path will do; None for nowhere.
+        devices: which devices train; a number will do; None for all.
+        logging: what is told on the way.
+        accumulate: in how many parts, one after the other, to compute the gradients of a batch.
         precision: "bfloat16" casts parameters and batch for the loss alone; parameters, optimizer
             and constraints stay in float32.
         ema: the decay of a moving average of the parameters, with which to evaluate.
         wrt: an NNX filter: which variables are trained.
         seed: of all randomness, which is a function of seed and step.
-        devices: how many to use; None for all.
-        fsdp: how many devices share each large parameter.
-        run: a folder for config, metrics, TensorBoard events and checkpoints; None for none.
-        config: what to write to its config.json.
-        save_every: steps between checkpoints; None for one at the end.
-        keep: which checkpoints stay.
-        on_save_error: "stop", or "continue" without that checkpoint.
         on_nonfinite: "stop" at a step that is not finite, or "skip" it.
-        log_every: steps between logs. In between, the host does not wait for the device.
-        callbacks: who else listens.
-        progress: whether to show a bar.
-        title: what to call the run beside the bar.
     """
 
     model: nnx.Module
@@ -159,68 +124,37 @@ class Trainer:
     data: Batches
     steps: int
     constraints: Sequence[Constraint] = ()
-    method: Method = "nullspace"
-    placement: Placement = "update"
-    metric: Metric = "identity"
-    solver: SolverChoice = "auto"
-    weight: float = 1.0
+    method: Method | MethodName = "nullspace"
     augment: Callable[[Any, jax.Array], Any] | None = None
-    evaluation: Batches | None = None
-    metrics: Mapping[str, Callable[[Any, Any], jax.Array]] = dataclasses.field(default_factory=dict)
-    evaluate_every: int | None = None
-    monitor: Monitor | None = None
+    evaluation: Evaluation | Batches | None = None
+    run: RunFolder | pathlib.Path | str | None = None
+    devices: Devices | int | None = None
+    logging: Logging = dataclasses.field(default_factory=Logging)
     accumulate: int = 1
     precision: Precision = "float32"
     ema: float | None = None
     wrt: Any = nnx.Param
     seed: int = 0
-    devices: int | None = None
-    fsdp: int = 1
-    run: pathlib.Path | str | None = None
-    config: Mapping[str, Any] | None = None
-    save_every: int | None = None
-    keep: Keep = dataclasses.field(default_factory=Keep)
-    on_save_error: Literal["stop", "continue"] = "stop"
     on_nonfinite: OnNonFinite = "stop"
-    log_every: int = 50
-    callbacks: Sequence[Callback] = ()
-    progress: bool = True
-    title: str = ""
 
     def __post_init__(self) -> None:
         self._check()
-        self.run = None if self.run is None else pathlib.Path(self.run)
-        self.sharding = Sharding.over(devices=self.devices, fsdp=self.fsdp)
-        self.sharding.check_batch(self.data.batch)
-        if self.data.batch % (self.accumulate * self.sharding.mesh.size):
-            raise ArgumentError(
-                f"`accumulate={self.accumulate}` parts of a batch of {self.data.batch} must be "
-                f"multiples of the {self.sharding.mesh.size} devices."
-            )
-        constrained = nnx.clone(self.model)
-        constrained.eval()
-        found = [*constraints_of(constrained), *(Attached((), c) for c in self.constraints)]
-        composed = compose(constrained, *self.constraints, model=constrained) if found else None
-        names = composed.names if composed else ()
-        self._check_monitor(names)
-        transformation, order = combine(
-            self.optimizer,
-            composed,
-            method=self.method,
-            placement=self.placement,
-            metric=self.metric,
-            solver=self.solver,
-            weight=self.weight,
-        )
-        graph, _, rngs, _ = apart(self.model, self.wrt)
-        self._step = Step(
+        self._evaluation = as_evaluation(self.evaluation)
+        self._folder = as_run_folder(self.run)
+        self._restored_from: pathlib.Path | None = None
+        self.sharding = self._shard()
+        composed = self._compose()
+        method = as_method(self.method, argument="Trainer(method)")
+        acting = None if isinstance(method, Unconstrained) else composed
+        optimizer = optax.with_extra_args_support(self.optimizer)
+        graph, _, rngs, _ = split_model(self.model, self.wrt)
+        self._program = Program(
             graph=graph,
             rngs=rngs,
             wrt=self.wrt,
             loss=self.loss,
-            constraints=None if self.method == "none" else composed,
-            transformation=transformation,
-            order=order,
+            constraints=acting,
+            optimizer=optimizer if acting is None else constrain(optimizer, acting, method=method),
             augment=self.augment,
             accumulate=self.accumulate,
             precision=self.precision,
@@ -228,86 +162,89 @@ class Trainer:
             seed=self.seed,
             on_nonfinite=self.on_nonfinite,
         )
-        self.state: State = self.sharding.place(self._step.initial(self.model))
-        self._evaluation = Evaluation(
-            rebuild=self._step.model,
-            metrics=self.metrics,
-            constraints=dict(zip(names, found, strict=True)),
+        self._progress = Progress(state=self.sharding.place(self._program.initial(self.model)))
+        self._measure = Measure(
+            rebuild=self._program.model,
+            metrics=self._evaluation.metrics if self._evaluation else {},
+            constraints=composed,
             sharding=self.sharding,
             seed=self.seed,
         )
+        self._check_monitor()
         self._compiled = jax.jit(
-            self._step,
+            self._program,
             donate_argnums=(0, 1),
             out_shardings=(self.sharding.of_state(self.state), self.sharding.whole, None),
         )
-        # What a checkpoint notes down beside the arrays.
-        self._best: float | None = None
-        self._without_best = 0
-        self._seconds = 0.0
-        self._restored_from: pathlib.Path | None = None
-        self._is_first = jax.process_index() == 0
 
     def _check(self) -> None:
         if not isinstance(self.model, nnx.Module):
             raise ArgumentTypeError(
                 f"`Trainer(model=...)` must be an nnx.Module, got {type(self.model).__name__}."
             )
-        if not isinstance(self.data, Batches):
-            raise ArgumentTypeError(
-                "`Trainer(data=...)` must come from `constrainx.data`, for example "
-                f"`cx.data.arrays({{'x': x}}, batch=128)`, got {type(self.data).__name__}."
-            )
-        choices = {
-            "method": get_args(Method),
-            "placement": get_args(Placement),
-            "metric": get_args(Metric),
-            "precision": get_args(Precision),
-            "on_nonfinite": get_args(OnNonFinite),
-            "on_save_error": ("stop", "continue"),
-        }
-        for name, allowed in choices.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.0)[0]
-                raise ArgumentError(
-                    f"`Trainer({name}={value!r})` must be one of {list(allowed)}. Did you mean "
-                    f"{near!r}?"
-                )
-        for name in ("steps", "accumulate", "log_every", "evaluate_every", "save_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ArgumentError(f"`Trainer({name}=...)` must be at least 1, got {value!r}.")
+        check_batches("Trainer(data=...)", self.data)
+        check_choice("precision", self.precision, get_args(Precision), owner="Trainer")
+        check_choice("on_nonfinite", self.on_nonfinite, get_args(OnNonFinite), owner="Trainer")
+        check_count("Trainer(steps=...)", self.steps)
+        check_count("Trainer(accumulate=...)", self.accumulate)
         if self.ema is not None and not 0 <= self.ema < 1:
             raise ArgumentError(f"`Trainer(ema=...)` must be in [0, 1), got {self.ema!r}.")
-        if self.monitor and self.evaluation is None:
-            raise ArgumentError("`Trainer(monitor=...)` needs `evaluation=`, held-out data.")
 
-    def _check_monitor(self, constraints: Sequence[str]) -> None:
-        known = {*self.metrics, *(f"violation/{name}" for name in constraints)}
-        if self.monitor and self.monitor.metric not in known:
-            near = difflib.get_close_matches(self.monitor.metric, known, n=1, cutoff=0.0)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+    def _shard(self) -> Sharding:
+        devices = as_devices(self.devices)
+        sharding = Sharding.over(devices=devices.count, fsdp=devices.fsdp)
+        sharding.check_batch(self.data.batch)
+        if self.data.batch % (self.accumulate * sharding.mesh.size):
             raise ArgumentError(
-                f"`Monitor(metric={self.monitor.metric!r})` is not measured: use one of "
-                f"{sorted(known)}.{hint}"
+                f"`accumulate={self.accumulate}` parts of a batch of {self.data.batch} must be "
+                f"multiples of the {sharding.mesh.size} devices."
             )
+        return sharding
+
+    def _compose(self) -> Composed | None:
+        """All constraints, found and composed once, about the model in evaluation mode."""
+        model = nnx.clone(self.model)
+        model.eval()
+        if not constraints_of(model) and not self.constraints:
+            return None
+        return compose(model, *self.constraints, model=model)
+
+    def _check_monitor(self) -> None:
+        if self._evaluation is None or self._evaluation.monitor is None:
+            return
+        metric, known = self._evaluation.monitor.metric, self._measure.names
+        if metric not in known:
+            raise ArgumentError(
+                f"`Monitor(metric={metric!r})` is not measured: use one of {sorted(known)}."
+                f"{did_you_mean(metric, known, cutoff=0.0)}"
+            )
+
+    @property
+    def state(self) -> State:
+        """All arrays that change in training."""
+        return self._progress.state
 
     @property
     def step(self) -> int:
         """How many steps have been taken."""
-        return int(self.state.step)
+        return self._progress.step
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What is written to the run's config.json."""
+        return dict(self._folder.config) if self._folder else {}
 
     @property
     def constraint_names(self) -> tuple[str, ...]:
-        """Of the constraints that act in training."""
-        composed = self._step.constraints
+        """The names of the constraints that act in training."""
+        composed = self._program.constraints
         return () if composed is None else composed.names
 
     @property
     def trained(self) -> Any:
         """The model as it is now; with the averaged parameters, if there is an average."""
-        model = self._step.model(self._step.averaged_or_current(self.state), self.state.rest)
+        parameters = self._program.parameters_to_evaluate(self.state)
+        model = self._program.model(parameters, self.state.rest)
         model.eval()
         return model
 
@@ -319,46 +256,55 @@ class Trainer:
         Args:
             fast_dev_run: two steps and one batch of the evaluation, without a folder: does it run?
         """
-        run = None if fast_dev_run else self.run
-        last = min(self.steps, self.step + 2) if fast_dev_run else self.steps
-        assert not isinstance(run, str)
+        folder = None if fast_dev_run else self._folder
+        schedule = self._schedule(min(self.steps, self.step + 2) if fast_dev_run else self.steps)
         if self.on_nonfinite == "stop":
             # What was not finite before has been reported, or skipped by a run that was to skip it.
-            self.state = self.state._replace(health=self.sharding.place(healthy()))
+            health = self.sharding.place(start_healthy())
+            self._progress.state = self.state._replace(health=health)
         with contextlib.ExitStack() as stack:
-            checkpoints, aside = None, []
-            if run is not None:
-                resuming = _same(run, self._restored_from)
-                if self._is_first:
-                    stack.enter_context(lock_run_folder(run))
-                    prepare_run_folder(run, self.config or {}, resuming=resuming)
-                checkpoints = self._checkpoints(run)
-                stack.callback(checkpoints.close)
-                aside = checkpoints.set_aside_after(self.step) if resuming else []
-            listeners = self._listeners(run, last)
-            asked = stack.enter_context(listen_for_signals())
-            loop = Loop(self, listeners, checkpoints, last, limit=1 if fast_dev_run else None)
+            checkpoints, aside = (None, []) if folder is None else self._open(folder, stack)
+            listeners = self._listeners(folder, schedule.last)
+            requests = stack.enter_context(listen_for_signals())
+            loop = Loop(
+                self._progress,
+                schedule,
+                take_step=self._compiled,
+                start_totals=self._start_totals,
+                causes=self._program.causes,
+                evaluate=self._evaluator(limit=1 if fast_dev_run else None),
+                listeners=listeners,
+                checkpoints=checkpoints,
+                about={
+                    "config": self.config,
+                    "devices": self.sharding.mesh.size,
+                    "processes": jax.process_count(),
+                },
+            )
             reason = "failed"
             try:
-                loop.start(aside)
-                reason = loop.go(asked)
+                self._announce(loop, listeners, aside)
+                batches = read_ahead(self._batches(self.step), is_cheap=self.data.is_cheap)
+                found = loop.run(batches, self.sharding.place_batch, requests)
+                reason = str(found.ending) + (f" by {found.signal}" if found.signal else "")
             finally:
                 for listener in listeners:
                     listener.on_end(self.step, reason)
         nnx.update(self.model, self.state.parameters, self.state.rest)
-        return Result(reason, self.step, loop.evaluated, self.trained, loop.seconds)
+        seconds = self._progress.seconds
+        return Result(found.ending, self.step, found.metrics, self.trained, seconds, found.signal)
 
     def evaluate(
         self, data: Batches | None = None, *, limit: int | None = None
     ) -> dict[str, float]:
         """Metrics and violations on held-out data, those of ``evaluation`` by default."""
-        data = self.evaluation if data is None else data
+        data = self._evaluation.data if data is None and self._evaluation else data
         if data is None:
             raise ArgumentError(
                 "`evaluate` needs data: pass it here or as `Trainer(evaluation=...)`."
             )
-        parameters = self._step.averaged_or_current(self.state)
-        return self._evaluation(parameters, self.state.rest, data, limit=limit)
+        parameters = self._program.parameters_to_evaluate(self.state)
+        return self._measure(parameters, self.state.rest, data, limit=limit)
 
     def restore(
         self,
@@ -379,37 +325,79 @@ class Trainer:
         Raises:
             CheckpointError: there is none, it is damaged, or it is of another model.
         """
-        folder = pathlib.Path(run or self.run or "")
-        is_there = (run or self.run) and (folder / "checkpoints").is_dir()
+        settings = as_run_folder(run) or self._folder
+        folder = pathlib.Path(settings.path) if settings else pathlib.Path()
+        is_there = settings is not None and (folder / "checkpoints").is_dir()
         if or_start and not (is_there and has_checkpoints(folder / "checkpoints")):
             self._restored_from = folder
             return self.step
-        if not is_there:
+        if settings is None or not is_there:
             raise CheckpointError(f"there are no checkpoints in {folder}: nothing to restore.")
-        checkpoints = self._checkpoints(folder, reading=True)
+        checkpoints = self._checkpoints(settings, reading=True)
         try:
-            wanted = _wanted(checkpoints, step)
-            if wanted is None:
-                raise CheckpointError(f"{folder} has no complete checkpoint.")
+            wanted = checkpoints.find(step)
             earlier = [s for s in reversed(checkpoints.steps) if s < wanted]
-            self.state, about = _first_readable(
-                checkpoints, [wanted, *(earlier if fallback else [])], self.state
-            )
+            candidates = [wanted, *(earlier if fallback else [])]
+            state, about = checkpoints.restore_first_readable(candidates, self.state)
         finally:
             checkpoints.close()
-        self._best, self._without_best = about.get("best"), about.get("without_best", 0)
-        self._seconds = about.get("seconds", 0.0)
+        self._progress = Progress(
+            state=state,
+            best=about.get("best"),
+            without_best=about.get("without_best", 0),
+            seconds=about.get("seconds", 0.0),
+        )
         self._restored_from = folder
         return self.step
 
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
         """Traces one step on shapes alone, which finds most mistakes; returns their state."""
-        return jax.eval_shape(self._step, self.state, {}, self._example())[0]
+        return jax.eval_shape(self._program, self.state, {}, self._example())[0]
 
     def lower(self) -> jax.stages.Lowered:
         """The step, ready to be compiled, to look at memory and collectives."""
         batch = self.sharding.place_batch(self._example())
-        return self._compiled.lower(self.state, self._totals(batch), batch)
+        return self._compiled.lower(self.state, self._start_totals(batch), batch)
+
+    def _schedule(self, last: int) -> Schedule:
+        evaluation, folder = self._evaluation, self._folder
+        return Schedule(
+            last=last,
+            log_every=self.logging.every,
+            evaluate_every=evaluation.every if evaluation else None,
+            save_every=folder.save_every if folder else None,
+            monitor=self._monitor,
+            on_nonfinite=self.on_nonfinite,
+            on_save_error=folder.on_save_error if folder else "stop",
+        )
+
+    def _open(
+        self, folder: RunFolder, stack: contextlib.ExitStack
+    ) -> tuple[Checkpoints, list[int]]:
+        """Locks and prepares the folder; its checkpoints, and those that were set aside."""
+        path = pathlib.Path(folder.path)
+        before = self._restored_from
+        resuming = before is not None and before.absolute() == path.absolute()
+        if jax.process_index() == 0:
+            stack.enter_context(lock_run_folder(path))
+            prepare_run_folder(path, folder.config, resuming=resuming)
+        checkpoints = self._checkpoints(folder)
+        stack.callback(checkpoints.close)
+        return checkpoints, checkpoints.set_aside_after(self.step) if resuming else []
+
+    def _announce(self, loop: Loop, listeners: Sequence[Callback], aside: Sequence[int]) -> None:
+        """Tells how the batch is split, that the run starts, and from where."""
+        if self.logging.progress and jax.process_index() == 0:
+            said = self.sharding.describe(self.state, self.data.batch)
+            Console().print(said, highlight=False, soft_wrap=True, style="dim")
+        for listener in listeners:
+            listener.on_start(self, self.step)
+        if self._restored_from is not None:
+            later = f"; set aside the later checkpoints {list(aside)}" if aside else ""
+            loop.tell(f"resumed from step {self.step}{later}")
+
+    def _evaluator(self, *, limit: int | None) -> Callable[[], dict[str, float]] | None:
+        return None if self._evaluation is None else lambda: self.evaluate(limit=limit)
 
     def _example(self) -> PyTree:
         with contextlib.closing(self._batches(self.step)) as batches:
@@ -418,54 +406,31 @@ class Trainer:
     def _batches(self, step: int) -> Any:
         return self.data.from_step(step, process=jax.process_index(), processes=jax.process_count())
 
-    def _totals(self, batch: PyTree) -> dict[str, jax.Array]:
+    def _start_totals(self, batch: PyTree) -> dict[str, jax.Array]:
         """Sums at zero."""
-        names = self._step.metric_names(self.state, batch)
+        names = self._program.metric_names(self.state, batch)
         return jax.device_put({name: jnp.zeros(()) for name in names}, self.sharding.whole)
 
-    def _checkpoints(self, run: pathlib.Path, *, reading: bool = False) -> Checkpoints:
+    @property
+    def _monitor(self) -> Monitor | None:
+        return self._evaluation.monitor if self._evaluation else None
+
+    def _checkpoints(self, folder: RunFolder, *, reading: bool = False) -> Checkpoints:
         return Checkpoints(
-            run / "checkpoints",
-            keep=self.keep,
-            metric=self.monitor.metric if self.monitor else None,
-            mode=self.monitor.mode if self.monitor else "min",
+            pathlib.Path(folder.path) / "checkpoints",
+            keep=folder.keep,
+            metric=self._monitor.metric if self._monitor else None,
+            mode=self._monitor.mode if self._monitor else "min",
             reading=reading,
         )
 
-    def _listeners(self, run: pathlib.Path | None, last: int) -> list[Callback]:
-        if not self._is_first:
+    def _listeners(self, folder: RunFolder | None, last: int) -> list[Callback]:
+        if jax.process_index() > 0:
             return []
         listeners: list[Callback] = []
-        if run is not None:
-            listeners += [JsonLines(run / "metrics.jsonl"), TensorBoard(run / "tensorboard")]
-        if self.progress:
-            listeners.append(Bar(last, title=self.title))
-        return [*listeners, *self.callbacks]
-
-
-def _same(folder: pathlib.Path, other: pathlib.Path | None) -> bool:
-    return other is not None and folder.absolute() == other.absolute()
-
-
-def _wanted(checkpoints: Checkpoints, step: int | str) -> int | None:
-    if step == "last":
-        return checkpoints.latest
-    if step == "best":
-        return checkpoints.best
-    if isinstance(step, str):
-        raise ArgumentError(
-            f"`restore(step=...)` must be a number, 'last' or 'best', got {step!r}."
-        )
-    return step
-
-
-def _first_readable(
-    checkpoints: Checkpoints, steps: Sequence[int], like: State
-) -> tuple[State, dict[str, Any]]:
-    for step, is_last in zip(steps, [*[False] * (len(steps) - 1), True], strict=True):
-        try:
-            return checkpoints.restore(step, like)
-        except CheckpointError:
-            if is_last:
-                raise
-    raise AssertionError("there is at least one step")
+        if folder is not None:
+            path = pathlib.Path(folder.path)
+            listeners += [JsonLines(path / "metrics.jsonl"), TensorBoard(path / "tensorboard")]
+        if self.logging.progress:
+            listeners.append(Bar(last, title=self.logging.title))
+        return [*listeners, *self.logging.callbacks]

@@ -12,6 +12,7 @@ from constrainx.constraints._compose import Member as Member
 from constrainx.constraints._compose import compose as compose
 from constrainx.constraints._compose import cut_batch as cut_batch
 from constrainx.constraints._constraint import Constraint as Constraint
+from constrainx.constraints._constraint import Placement as Placement
 from constrainx.constraints._equivariance import Equivariance as Equivariance
 from constrainx.constraints._equivariance import Invariance as Invariance
 from constrainx.constraints._inequality import AtMost as AtMost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints._attach import Attached, at_path, constraints_of
-from constrainx.constraints._constraint import Constraint
+from constrainx.constraints._constraint import Constraint, Placement
 from constrainx.constraints._reduce import Norm, Rows, flatten
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
@@ -27,11 +28,13 @@ class Member:
         function: (parameters, batch, key, module) ↦ rows.
         gamma: a number or an Optax schedule.
         start: the first step at which it acts.
-        every: it acts at each such step only.
+        every: it acts at every multiple of this many steps after ``start``.
         tolerance: the root mean square of its rows at which it counts as met.
         kind: whether rows must be zero or at most zero.
         slices: how many pieces of the batch have a row each, or None if rows share the batch.
         examples: how many examples of the batch it looks at, or None for all.
+        placement: where the null-space step projects the rows; None for the default.
+        attached: the constraint and the module that it is about; None for a plain function.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Member:
     kind: Literal["equality", "inequality"] = "equality"
     slices: Callable[[PyTree], int] | None = None
     examples: int | None = None
+    placement: Placement | None = None
+    attached: Attached | None = None
 
     def gamma_at(self, step: Array) -> Float[Array, ""]:
         """γ at a step."""
@@ -51,6 +56,12 @@ class Member:
     def acts_at(self, step: Array) -> Array:
         """Whether the constraint acts at a step."""
         return (step >= self.start) & ((step - self.start) % self.every == 0)
+
+    def measure(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
+        """The constraint's own figure of its violation, for the whole model."""
+        assert self.attached is not None, "a plain function has no model to be measured on"
+        module = at_path(model, self.attached.path)
+        return self.attached.constraint.violation(module, batch, key)
 
     def view(self, batch: Any) -> Any:
         """The part of a batch that the constraint looks at."""
@@ -86,7 +97,7 @@ class Composed:
     def __call__(
         self, parameters: PyTree, batch: Any = None, key: Array | None = None, model: Any = None
     ) -> dict[str, Rows]:
-        """C by name, for parameters as the optimizer sees them."""
+        """The rows c of each constraint by name, for parameters as the optimizer sees them."""
         keys = self.keys(key)
         return {
             member.name: member.rows(parameters, batch, keys[i], model)
@@ -190,6 +201,8 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         kind=constraint.kind,
         slices=reduction.slices if isinstance(reduction, Norm) else None,
         examples=constraint.examples,
+        placement=constraint.placement,
+        attached=found,
     )
 
 
@@ -209,11 +222,18 @@ def cut_batch(batch: PyTree, key: Array, pieces: int) -> tuple[PyTree, Array]:
 
 
 def _with_unique_names(members: Sequence[Member]) -> list[Member]:
-    """Numbers names that come twice: `unit-norm`, `unit-norm-2`."""
-    seen: dict[str, int] = {}
+    """Tells constraints of one name apart by their module: `encoder.layers.2/mask-budget`.
+
+    Where that is not enough, because two sit on one module, they are numbered.
+    """
+    counts = collections.Counter(member.name for member in members)
+    seen: collections.Counter[str] = collections.Counter()
     result = []
     for member in members:
-        count = seen[member.name] = seen.get(member.name, 0) + 1
-        name = member.name if count == 1 else f"{member.name}-{count}"
+        name = member.name
+        if counts[name] > 1 and member.attached is not None and member.attached.path:
+            name = f"{'.'.join(map(str, member.attached.path))}/{name}"
+        seen[name] += 1
+        name = name if seen[name] == 1 else f"{name}-{seen[name]}"
         result.append(dataclasses.replace(member, name=name))
     return result

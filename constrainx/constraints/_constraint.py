@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints._reduce import Reduction, as_reduction, flatten
-from constrainx.errors import ArgumentError
+from constrainx.errors import ArgumentError, check_choice
+
+# Where the null-space step projects a constraint's rows.
+Placement: TypeAlias = Literal["twice", "update", "gradient"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +40,10 @@ class Constraint:
         examples: how many examples of the batch it looks at, the first so many; None for all. Its
             cost is in proportion.
         start: the first step at which it acts.
-        every: it acts at each such step only.
+        every: it acts at every multiple of this many steps after ``start``.
         tolerance: the violation at which it counts as met.
+        placement: where the null-space step projects its rows, "gradient", "update" or "twice", see
+            `NullSpace`; None for the default.
     """
 
     kind: ClassVar[Literal["equality", "inequality"]] = "equality"
@@ -51,6 +56,7 @@ class Constraint:
     start: int = 0
     every: int = 1
     tolerance: float = 1e-3
+    placement: Placement | None = None
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -72,6 +78,8 @@ class Constraint:
                 f"`{owner}` acts from step `start` on, every `every` steps: these must be at least "
                 f"0 and 1, got start={self.start!r}, every={self.every!r}."
             )
+        if self.placement is not None:
+            check_choice("placement", self.placement, get_args(Placement), owner=owner)
         if self.tolerance < 0:
             raise ArgumentError(
                 f"`{owner}(tolerance=...)` must be at least 0, got {self.tolerance!r}."

@@ -127,6 +127,21 @@ class Checkpoints:
             return self.latest
         return max(ranked, key=lambda step: (ranked[step], -step))
 
+    def find(self, step: int | Literal["last", "best"]) -> int:
+        """The step that a number, "last" or "best" stands for.
+
+        Raises:
+            CheckpointError: there is no complete checkpoint.
+        """
+        if isinstance(step, str) and step not in ("last", "best"):
+            raise ArgumentError(
+                f"`restore(step=...)` must be a number, 'last' or 'best', got {step!r}."
+            )
+        found = {"last": self.latest, "best": self.best}[step] if isinstance(step, str) else step
+        if found is None:
+            raise CheckpointError(f"{self.folder.parent} has no complete checkpoint.")
+        return found
+
     def save(
         self, step: int, state: PyTree, *, about: Mapping[str, Any], metrics: Mapping[str, float]
     ) -> None:
@@ -256,6 +271,20 @@ class Checkpoints:
             for path, leaf in wanted.items()
         ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), about
+
+    def restore_first_readable(
+        self, steps: Sequence[int], like: PyTree
+    ) -> tuple[PyTree, dict[str, Any]]:
+        """`restore` of the first of these checkpoints that can be read.
+
+        Raises:
+            CheckpointError: none of them can; the message is that of the last.
+        """
+        *others, last = steps
+        for step in others:
+            with contextlib.suppress(CheckpointError):
+                return self.restore(step, like)
+        return self.restore(last, like)
 
 
 @dataclasses.dataclass

@@ -27,6 +27,13 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.linalg import Vector
 from constrainx.step._patches import kernel_gradient
+from constrainx.step._taps import (
+    count_entries,
+    find_taps,
+    is_convolution,
+    is_worth_factoring,
+    run_with_taps,
+)
 
 Slice: TypeAlias = Any
 
@@ -64,7 +71,7 @@ class RowJacobian:
 
     def rmatvec(self, weights: Float[Array, " rows"]) -> Vector:
         """Jᵀλ."""
-        return jax.tree.unflatten(self.tree, [_combined(b, weights) for b in self.blocks])
+        return jax.tree.unflatten(self.tree, [_combine(b, weights) for b in self.blocks])
 
     def gram(self, metric: Vector | None = None) -> Float[Array, "rows rows"]:
         """J Jᵀ, or J D Jᵀ with a diagonal metric D."""
@@ -73,13 +80,13 @@ class RowJacobian:
         return _total(map(_weighted_gram, self.blocks, self.tree.flatten_up_to(metric)))
 
 
-def stacked(parts: Sequence[RowJacobian]) -> RowJacobian:
+def stack_rows(parts: Sequence[RowJacobian]) -> RowJacobian:
     """The rows of several Jacobians with respect to the same parameters, one below the other."""
     if len(parts) == 1:
         return parts[0]
     return RowJacobian(
         jnp.concatenate([part.values for part in parts]),
-        tuple(map(_stacked_blocks, *(part.blocks for part in parts))),
+        tuple(map(_stack_blocks, *(part.blocks for part in parts))),
         parts[0].tree,
     )
 
@@ -107,11 +114,12 @@ def rows_of_slices(
     closed = jax.make_jaxpr(lambda p, s: function(jax.tree.unflatten(tree, p), s))(leaves, one)
     rows = jax.tree.leaves(slices)[0].shape[0]
     equations = closed.jaxpr.eqns
-    taps = _find_taps(closed.jaxpr, closed.jaxpr.invars[: len(leaves)])
+    taps = find_taps(closed.jaxpr, closed.jaxpr.invars[: len(leaves)])
     taps = {
         index: found
         for index, found in taps.items()
-        if _is_convolution(equations[found[0].equation]) or _worth_it(found, leaves[index], rows)
+        if is_convolution(equations[found[0].equation])
+        or is_worth_factoring(found, leaves[index], rows)
     }
     tapped = [tap for found in taps.values() for tap in found]
     plain = [leaf for index, leaf in enumerate(leaves) if index not in taps]
@@ -123,7 +131,7 @@ def rows_of_slices(
         values = [leaves[i] if i in taps else next(rest) for i in range(len(leaves))]
         inject = {tap.equation: value for tap, value in zip(tapped, injected, strict=True)}
         activations: dict[int, Array] = {}
-        (result,) = _evaluate(
+        (result,) = run_with_taps(
             closed.jaxpr, closed.consts, [*values, *jax.tree.leaves(piece)], inject, activations
         )
         return result, [activations[tap.equation] for tap in tapped]
@@ -147,7 +155,7 @@ def rows_of_slices(
 def _tapped_block(layers: Sequence[tuple[jex.JaxprEqn, Array, Array]]) -> Block:
     """One kernel's block from the layers that use it: equation, activations, signals."""
     equations, activations, signals = zip(*layers, strict=True)
-    if _is_convolution(equations[0]):
+    if is_convolution(equations[0]):
         return Stored(_total(map(_kernel_gradients, equations, activations, signals)))
     return Factored(
         jnp.concatenate([_tokens(a) for a in activations], axis=1),
@@ -175,110 +183,9 @@ def _kernel_gradients(
     return jax.vmap(one_row)(activations, signals)
 
 
-class _Tap(NamedTuple):
-    """A layer found in the jaxpr: the index of its equation, and its output."""
-
-    equation: int
-    shape: tuple[int, ...]
-    dtype: Any
-
-
-def _find_taps(jaxpr: jex.Jaxpr, parameters: Sequence[Any]) -> dict[int, list[_Tap]]:
-    """The dense layers or convolutions of each parameter that is their kernel and nothing else."""
-    alias = {var: index for index, var in enumerate(parameters)}
-    found: dict[int, list[_Tap]] = {index: [] for index in range(len(parameters))}
-    spoilt: set[int] = set()
-    for number, equation in enumerate(jaxpr.eqns):
-        touched = [alias.get(a) for a in equation.invars if not isinstance(a, jex.Literal)]
-        indices = {index for index in touched if index is not None}
-        if not indices:
-            continue
-        if equation.primitive.name == "convert_element_type":
-            alias[equation.outvars[0]] = indices.pop()
-        elif _is_layer(equation) and alias.get(equation.invars[0]) is None:
-            output: Any = equation.outvars[0].aval
-            found[indices.pop()].append(_Tap(number, output.shape, output.dtype))
-        else:
-            spoilt |= indices
-    spoilt |= {alias[a] for a in jaxpr.outvars if not isinstance(a, jex.Literal) and a in alias}
-    return {index: taps for index, taps in found.items() if taps and index not in spoilt}
-
-
-def _is_layer(equation: jex.JaxprEqn) -> bool:
-    if _is_convolution(equation):
-        groups = equation.params["feature_group_count"], equation.params["batch_group_count"]
-        return groups == (1, 1) and set(equation.params["lhs_dilation"]) == {1}
-    if equation.primitive.name != "dot_general":
-        return False
-    left: Any = equation.invars[0].aval
-    right: Any = equation.invars[1].aval
-    contract, batch = equation.params["dimension_numbers"]
-    plain = contract == ((left.ndim - 1,), (0,)) and batch == ((), ())
-    return plain and right.ndim == 2
-
-
-def _is_convolution(equation: jex.JaxprEqn) -> bool:
-    return equation.primitive.name == "conv_general_dilated"
-
-
-def _worth_it(taps: Sequence[_Tap], kernel: Array, rows: int) -> bool:
-    """Whether inner products of tokens are less work than those of stored gradients."""
-    inputs, outputs = kernel.shape
-    tokens = sum(_size(tap.shape) // outputs for tap in taps)
-    factored = (rows * tokens) ** 2 * (inputs + outputs)
-    return factored < rows * inputs * outputs * (rows + tokens)
-
-
-def _size(shape: Sequence[int]) -> int:
-    return functools.reduce(operator.mul, shape, 1)
-
-
-def _evaluate(
-    jaxpr: jex.Jaxpr,
-    constants: Sequence[Array],
-    arguments: Sequence[Array],
-    inject: dict[int, Array],
-    activations: dict[int, Array],
-) -> list[Array]:
-    """Runs the jaxpr, adds what is injected to tapped layers, and notes down their inputs."""
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jex.Literal) else values[atom]
-
-    for number, equation in enumerate(jaxpr.eqns):
-        inputs = [read(atom) for atom in equation.invars]
-        if number in inject:
-            activations[number] = inputs[0]
-            # What the kernel's gradient would be is known from activation and signal.
-            inputs[1] = jax.lax.stop_gradient(inputs[1])
-        outputs = _run_equation(jaxpr, equation, inputs)
-        if number in inject:
-            outputs = [outputs[0] + inject[number]]
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-def _run_equation(jaxpr: jex.Jaxpr, equation: jex.JaxprEqn, inputs: Sequence[Array]) -> list[Array]:
-    values = {
-        atom: value
-        for atom, value in zip(equation.invars, inputs, strict=True)
-        if not isinstance(atom, jex.Literal)
-    }
-    single = jaxpr.replace(
-        constvars=[],
-        invars=list(values),
-        outvars=list(equation.outvars),
-        eqns=[equation],
-        debug_info=jaxpr.debug_info.with_unknown_names(),
-    )
-    return jex.jaxpr_as_fun(jex.ClosedJaxpr(single, ()))(*values.values())
-
-
 def _tokens(array: Array) -> Float[Array, "rows tokens features"]:
     rows, features = array.shape[0], array.shape[-1]
-    return array.reshape(rows, _size(array.shape[1:-1]), features)
+    return array.reshape(rows, count_entries(array.shape[1:-1]), features)
 
 
 def _total(parts: Any) -> Array:
@@ -298,7 +205,7 @@ def _dot(left: Array, right: Array) -> Float[Array, ""]:
     )
 
 
-def _materialised(block: Block) -> Float[Array, "rows ..."]:
+def _materialise(block: Block) -> Float[Array, "rows ..."]:
     if isinstance(block, Stored):
         return block.gradients
     return _einsum("kti,kto->kio", block.activations, block.signals)
@@ -313,7 +220,7 @@ def _times(block: Block, update: Array) -> Float[Array, " rows"]:
     return _einsum("kto,kto->k", images, block.signals)
 
 
-def _combined(block: Block, weights: Float[Array, " rows"]) -> Array:
+def _combine(block: Block, weights: Float[Array, " rows"]) -> Array:
     if isinstance(block, Stored):
         if len(block.gradients) == 1:
             return weights[0] * block.gradients[0]
@@ -334,9 +241,9 @@ def _gram(block: Block) -> Float[Array, "rows rows"]:
 
 
 def _weighted_gram(block: Block, metric: Array) -> Float[Array, "rows rows"]:
-    gradients = _materialised(block)
+    gradients = _materialise(block)
     return _einsum("k...,l...->kl", gradients * metric, gradients)
 
 
-def _stacked_blocks(*blocks: Block) -> Block:
-    return Stored(jnp.concatenate([_materialised(block) for block in blocks]))
+def _stack_blocks(*blocks: Block) -> Block:
+    return Stored(jnp.concatenate([_materialise(block) for block in blocks]))

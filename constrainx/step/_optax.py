@@ -1,10 +1,9 @@
-"""Constraints in Optax: projected gradients, projected updates, and the classical rivals."""
+"""Constraints in Optax: any method around any optimizer, or the projection of gradients alone."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +12,25 @@ from flax import nnx
 from jaxtyping import PyTree
 
 from constrainx.constraints import Composed, Constraint, compose
-from constrainx.errors import ArgumentError
-from constrainx.step._project import SolverChoice, project
-from constrainx.step._report import NullspaceState, initial_state
-from constrainx.step._rivals import lagrangian, penalty
+from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
+from constrainx.step._lagrangian import Lagrangian
+from constrainx.step._method import Method, Point
+from constrainx.step._null_space import NullSpace
+from constrainx.step._penalty import Penalty
+from constrainx.step._report import ConstrainedState, ConstraintState, initial_state
+from constrainx.step._system import SolverChoice
+from constrainx.step._unconstrained import Unconstrained
 
 ConstraintLike: TypeAlias = nnx.Module | Constraint | Callable[..., PyTree] | Composed
-Metric: TypeAlias = Literal["identity", "optimizer"]
-Method: TypeAlias = Literal["nullspace", "penalty", "lagrangian", "none"]
+MethodName: TypeAlias = Literal["nullspace", "penalty", "lagrangian", "none"]
 
-
-class ConstrainedState(NamedTuple):
-    """The optimizer's state, and that of the constraints."""
-
-    optimizer: optax.OptState
-    constraints: NullspaceState
+# Short names for the methods with their defaults.
+METHODS: dict[str, Method] = {
+    "nullspace": NullSpace(),
+    "penalty": Penalty(),
+    "lagrangian": Lagrangian(),
+    "none": Unconstrained(),
+}
 
 
 def nullspace(
@@ -68,18 +71,19 @@ def nullspace(
         A transformation whose ``update`` takes ``params`` and, where constraints need them,
         ``batch=``, ``key=`` and ``module=``.
     """
-    constraints = _composed(constraint, model, gamma)
+    method = NullSpace(placement="gradient", solver=solver)
+    constraints = _compose(constraint, model, gamma)
 
-    def init(params: PyTree) -> NullspaceState:
+    def init(params: PyTree) -> ConstraintState:
         del params
         return initial_state(constraints)
 
     def update(
-        updates: PyTree, state: NullspaceState, params: PyTree = None, **extra: Any
-    ) -> tuple[PyTree, NullspaceState]:
-        descent = jax.tree.map(jnp.negative, updates)
-        descent, state = _projected(constraints, descent, state, params, None, solver, extra)
-        return jax.tree.map(jnp.negative, descent), state
+        updates: PyTree, state: ConstraintState, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, ConstraintState]:
+        point = _point(constraints, params, state, extra)
+        taken = method.take(point, updates, lambda gradients: (gradients, None), ())
+        return taken.update, _advance(state, taken.reports, ())
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -90,110 +94,90 @@ def constrain(
     *,
     gamma: float | Callable[[Any], Any] | None = None,
     model: nnx.Module | None = None,
-    metric: Metric = "identity",
-    solver: SolverChoice = "auto",
-    method: Method = "nullspace",
-    weight: float = 1.0,
+    method: Method | MethodName = "nullspace",
 ) -> optax.GradientTransformationExtraArgs:
-    """Projects the optimizer's **update**, u ← u − D Jᵀ(J D Jᵀ)⁻¹(J u + γ c).
+    """Makes an optimizer respect constraints.
 
-    After it J u = −γ c holds, whatever the optimizer did: momentum, adaptive scaling, weight decay,
-    clipping and schedules included.
+    With the default method J u = −γ c holds after each update u, whatever the optimizer did:
+    momentum, adaptive scaling, weight decay, clipping and schedules included.
 
     Args:
         optimizer: any Optax optimizer.
         constraint: as in `nullspace`.
         gamma: overrides the constraints' own.
         model: the model, for a `Constraint` that is not attached.
-        metric: D. "optimizer" takes the diagonal of an adaptive optimizer, 1/√ν of Adam and its
-            kin, with which the fixed points are those of the constrained problem.
-        solver: "auto", "gram" or a least-squares solver.
-        method: "nullspace"; or, for comparison on the same problem, "penalty" and "lagrangian",
-            which change the gradient instead, and "none".
-        weight: of the penalty, also of that in the augmented Lagrangian.
+        method: `NullSpace`, `Penalty`, `Lagrangian`, `Unconstrained` or a `Method` of one's own;
+            "nullspace", "penalty", "lagrangian" and "none" are short for their defaults.
 
     Returns:
         A transformation whose ``update`` takes ``params`` and, where constraints need them,
         ``batch=``, ``key=`` and ``module=``.
     """
-    methods = ("nullspace", "penalty", "lagrangian", "none")
-    if method not in methods:
-        near = difflib.get_close_matches(str(method), methods, n=1, cutoff=0.3)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(f"`method` must be one of {methods}, got {method!r}.{hint}")
-    if metric not in ("identity", "optimizer"):
-        raise ArgumentError(f'`metric` must be "identity" or "optimizer", got {metric!r}.')
+    chosen = as_method(method)
     optimizer = optax.with_extra_args_support(optimizer)
-    if method == "none":
-        return optimizer
-    constraints = _composed(constraint, model, gamma)
-    if method == "penalty":
-        return optax.chain(penalty(constraints, weight), optimizer)
-    if method == "lagrangian":
-        return optax.chain(lagrangian(constraints, weight), optimizer)
+    if isinstance(chosen, Unconstrained):
+        constraints = Composed(())  # nothing to measure, and nothing to report
+    else:
+        constraints = _compose(constraint, model, gamma)
 
     def init(params: PyTree) -> ConstrainedState:
-        return ConstrainedState(optimizer.init(params), initial_state(constraints))
+        remembered = chosen.init(constraints, params)
+        return ConstrainedState(optimizer.init(params), initial_state(constraints, remembered))
 
     def update(
         updates: PyTree, state: ConstrainedState, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, ConstrainedState]:
-        updates, inner = optimizer.update(updates, state.optimizer, params, **extra)
-        weights = _diagonal(inner, params) if metric == "optimizer" else None
-        updates, outer = _projected(
-            constraints, updates, state.constraints, params, weights, solver, extra
-        )
-        return updates, ConstrainedState(inner, outer)
+        inner, outer = state
+
+        def optimize(gradients: PyTree) -> tuple[PyTree, optax.OptState]:
+            return optimizer.update(gradients, inner, params, **extra)
+
+        point = _point(constraints, params, outer, extra)
+        taken = chosen.take(point, updates, optimize, outer.multipliers)
+        outer = _advance(outer, taken.reports, taken.multipliers)
+        return taken.update, ConstrainedState(taken.optimizer, outer)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _composed(
+def as_method(method: Any, *, argument: str = "method") -> Method:
+    """A method by its short name, or as it is."""
+    if isinstance(method, str):
+        if method not in METHODS:
+            hint = did_you_mean(method, METHODS)
+            raise ArgumentError(
+                f"`{argument}={method!r}` must be one of {list(METHODS)} or an object such as "
+                f"`cx.NullSpace()`.{hint}"
+            )
+        return METHODS[method]
+    if isinstance(method, type) or not isinstance(method, Method):
+        raise ArgumentTypeError(
+            f"`{argument}=...` must be one of {list(METHODS)} or an object with the methods `init` "
+            f"and `take`, such as `cx.Penalty(weight=0.1)`, got {method!r}."
+        )
+    return method
+
+
+def _compose(
     constraint: Any, model: nnx.Module | None, gamma: float | Callable[[Any], Any] | None
 ) -> Composed:
     items = constraint if isinstance(constraint, tuple) else (constraint,)
     return compose(*items, model=model, gamma=gamma)
 
 
-def _projected(
-    constraints: Composed,
-    update: PyTree,
-    state: NullspaceState,
-    params: PyTree,
-    metric: PyTree | None,
-    solver: SolverChoice,
-    extra: dict[str, Any],
-) -> tuple[PyTree, NullspaceState]:
+def _point(
+    constraints: Composed, params: PyTree, state: ConstraintState, extra: dict[str, Any]
+) -> Point:
     if params is None:
         raise ArgumentError(
             "constraints are linearised at the parameters: call `update(grads, state, params)`."
         )
     key = extra.get("key")
     key = jax.random.fold_in(jax.random.key(0), state.step) if key is None else key
-    step = project(
-        update,
-        constraints,
-        params,
-        batch=extra.get("batch"),
-        key=key,
-        step=state.step,
-        model=extra.get("module"),
-        metric=metric,
-        solver=solver,
-    )
-    reports = jax.tree.map(
-        lambda new, old: jnp.asarray(new, old.dtype), step.reports, state.reports
-    )
-    return step.update, NullspaceState(state.step + 1, reports)
+    return Point(constraints, params, state.step, extra.get("batch"), key, extra.get("module"))
 
 
-def _diagonal(state: optax.OptState, params: PyTree) -> PyTree | None:
-    """1/√ν of an adaptive optimizer, or None if it keeps no second moments."""
-    moments = optax.tree_utils.tree_get_all_with_path(state, "nu")
-    if not moments:
-        return None
-    (_, nu), *_ = moments
-    # Bias correction and ε: the metric's overall scale does not matter, but zero would.
-    largest = optax.tree.max(jax.tree.map(jnp.max, nu))
-    floor = 1e-8 * jnp.sqrt(largest) + jnp.finfo(jnp.float32).tiny
-    return jax.tree.map(lambda n, p: (1 / (jnp.sqrt(n) + floor)).astype(p.dtype), nu, params)
+def _advance(state: ConstraintState, reports: PyTree, multipliers: PyTree) -> ConstraintState:
+    """The next state; reports keep their dtypes, so that the state's type does not change."""
+    reports = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), reports, state.reports)
+    return ConstraintState(state.step + 1, reports, multipliers)

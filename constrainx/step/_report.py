@@ -1,4 +1,4 @@
-"""How constraints fared: the state that every method keeps, and what to read in it."""
+"""How constraints fared in a step: the state that every method keeps, and what to read in it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,71 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from constrainx.constraints import Composed
-from constrainx.step._project import Report
 
 
-class NullspaceState(NamedTuple):
-    """The count of steps, and how each constraint fared in the last one."""
+class Report(NamedTuple):
+    """How one constraint fares in one step; scalars.
+
+    Attributes:
+        violation: the root mean square of its rows before the step.
+        met: whether that is within its tolerance.
+        resolved: whether the step does to first order what the constraint asks for. If not, another
+            constraint contradicts it, or the solver did not converge.
+        active: whether it acted in this step.
+        iterations: of the least-squares solver.
+        converged: whether the solver did.
+    """
+
+    violation: Float[Array, ""]
+    met: Bool[Array, ""]
+    resolved: Bool[Array, ""]
+    active: Bool[Array, ""]
+    iterations: Int[Array, ""]
+    converged: Bool[Array, ""]
+
+
+class ConstraintState(NamedTuple):
+    """What every method keeps from step to step.
+
+    Attributes:
+        step: how many steps have been taken.
+        reports: how each constraint fared in the last one, by name.
+        multipliers: what else the method remembers: the Lagrangian's multipliers by constraint, any
+            pytree for a method of one's own, empty for most.
+    """
 
     step: Int[Array, ""]
     reports: dict[str, Report]
+    multipliers: PyTree = ()
 
 
-class LagrangianState(NamedTuple):
-    """The same, and the multipliers by constraint."""
+class ConstrainedState(NamedTuple):
+    """The optimizer's state, and that of the constraints."""
 
-    step: Int[Array, ""]
-    reports: dict[str, Report]
-    multipliers: dict[str, Float[Array, " rows"]]
+    optimizer: optax.OptState
+    constraints: ConstraintState
+
+
+def initial_state(constraints: Composed, multipliers: PyTree = ()) -> ConstraintState:
+    """The state before the first step."""
+    yes, zero = jnp.ones((), bool), jnp.zeros((), jnp.int32)
+    report = Report(jnp.full((), jnp.nan), ~yes, yes, ~yes, zero, yes)
+    # A copy for each, so that buffers can be donated.
+    reports = {name: jax.tree.map(jnp.copy, report) for name in constraints.names}
+    return ConstraintState(zero, reports, multipliers)
 
 
 def reports(state: PyTree) -> dict[str, Report]:
-    """The constraints' reports of the last step, found anywhere in an optimizer's state."""
+    """Finds the constraints' reports of the last step anywhere in an optimizer's state."""
     found: dict[str, Report] = {}
 
     def is_state(node: Any) -> bool:
-        return isinstance(node, NullspaceState | LagrangianState)
+        return isinstance(node, ConstraintState)
 
     for node in jax.tree.leaves(nnx.as_pure(state), is_leaf=is_state):
         if is_state(node):
@@ -42,7 +79,7 @@ def reports(state: PyTree) -> dict[str, Report]:
 
 
 def contradictions(state: PyTree) -> list[str]:
-    """Sentences that name the constraints which the last step could not satisfy together.
+    """Names, in sentences, the constraints that the last step could not satisfy together.
 
     Reads values, so call it outside of `jax.jit`.
     """
@@ -56,13 +93,3 @@ def contradictions(state: PyTree) -> list[str]:
             "the solver did not converge"
         ]
     return [f"constraints {names} contradict each other: no step satisfies them all"]
-
-
-def initial_state(constraints: Composed) -> NullspaceState:
-    """No step taken yet."""
-    yes, zero = jnp.ones((), bool), jnp.zeros((), jnp.int32)
-    report = Report(jnp.full((), jnp.nan), ~yes, yes, ~yes, zero, yes)
-    # A copy for each, so that buffers can be donated.
-    return NullspaceState(
-        zero, {name: jax.tree.map(jnp.copy, report) for name in constraints.names}
-    )

@@ -14,10 +14,10 @@ from flax import nnx
 
 import constrainx as cx
 from constrainx.models import MLP
+from constrainx.runtime import Callback
 from constrainx.runtime import _distributed as distributed
 from constrainx.runtime import _sharding as sharding
-from constrainx.runtime._callbacks import Callback
-from constrainx.trainers import Trainer
+from tests.trainers.problems import trainer as grouped_trainer
 
 # Small kernels count as large, so that there is something to split.
 SPLIT = 64
@@ -43,7 +43,7 @@ class Losses(Callback):
 def trainer(reduce=None, batch=64, **settings):
     x = np.random.default_rng(0).normal(size=(256, 8)).astype(np.float32)
     reduce = cx.Norm(groups=8) if reduce is None else reduce
-    return Trainer(
+    return grouped_trainer(
         **{
             "model": MLP((8, 32, 32, 1), rngs=nnx.Rngs(0)),
             "loss": lambda model, batch: jnp.mean((model(batch["x"]) - batch["y"]) ** 2),
@@ -52,7 +52,7 @@ def trainer(reduce=None, batch=64, **settings):
             "constraints": [Odd(gamma=GAMMA, reduce=reduce)],
             "steps": 50,
             "log_every": 1,
-            "progress": False,
+            "devices": None,
             **settings,
         }
     )

@@ -30,7 +30,10 @@ def test_the_same_steps_as_on_one_device(x64, reduce, layout):
     batch = {"x": x, "y": np.sin(x[:, :1])}
     solver = cx.LSMR(rtol=1e-12) if reduce == "none" else "auto"
     optimizer = cx.constrain(
-        optax.adam(1e-3), Odd(gamma=0.5, reduce=reduce), model=model, solver=solver
+        optax.adam(1e-3),
+        Odd(gamma=0.5, reduce=reduce),
+        model=model,
+        method=cx.NullSpace(solver=solver),
     )
     graph = nnx.graphdef(model)
 

@@ -15,8 +15,8 @@ def circle(p):
     return jnp.sum(p**2) - 1.0
 
 
-def train(method, *, weight=1.0, steps=3000, constraint=circle):
-    optimizer = cx.constrain(optax.sgd(0.02), constraint, gamma=0.5, method=method, weight=weight)
+def train(method, *, steps=3000, constraint=circle):
+    optimizer = cx.constrain(optax.sgd(0.02), constraint, gamma=0.5, method=method)
 
     def step(carry, _):
         p, state = carry
@@ -32,13 +32,13 @@ def test_only_the_null_space_and_the_lagrangian_end_on_the_curve(x64):
     np.testing.assert_allclose(train("none"), GOAL, atol=1e-6)
     np.testing.assert_allclose(train("nullspace"), solution, atol=1e-6)
     np.testing.assert_allclose(train("lagrangian"), solution, atol=1e-3)
-    violations = [abs(circle(train("penalty", weight=w))) for w in (0.3, 1.0, 3.0)]
+    violations = [abs(circle(train(cx.Penalty(w)))) for w in (0.3, 1.0, 3.0)]
     assert violations[0] > violations[1] > violations[2] > 1e-2
 
 
 @pytest.mark.parametrize("weight", [0.5, 2.0])
 def test_penalty_is_the_minimiser_of_the_penalised_loss(x64, weight):
-    p = train("penalty", weight=weight)
+    p = train(cx.Penalty(weight))
     gradient = jax.grad(lambda p: 0.5 * jnp.sum((p - GOAL) ** 2) + 0.5 * weight * circle(p) ** 2)(p)
     np.testing.assert_allclose(gradient, 0, atol=1e-8)
 

@@ -38,13 +38,17 @@ def loss(params):
 
 
 @pytest.mark.parametrize(
-    ("metric", "solver"),
-    [("identity", "auto"), ("optimizer", "auto"), ("optimizer", cx.LSMR(rtol=1e-7))],
+    "method",
+    [
+        cx.NullSpace(),
+        cx.NullSpace(metric="optimizer"),
+        cx.NullSpace(metric="optimizer", solver=cx.LSMR(rtol=1e-7)),
+    ],
     ids=["gram", "gram-metric", "lsmr-metric"],
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_after_any_optimizer_the_step_obeys(name, solver, metric):
-    optimizer = cx.constrain(OPTIMIZERS[name], curved, gamma=0.3, solver=solver, metric=metric)
+def test_after_any_optimizer_the_step_obeys(name, method):
+    optimizer = cx.constrain(OPTIMIZERS[name], curved, gamma=0.3, method=method)
     params, state = TREE, optimizer.init(TREE)
 
     @jax.jit
@@ -105,7 +109,9 @@ def test_a_convex_problem_converges_to_its_kkt_point(x64, name):
         "momentum": optax.sgd(0.005, momentum=0.9),
         "adam": optax.adam(rate),
     }[name]
-    optimizer = cx.constrain(inner, lambda x: A @ x - b, gamma=1.0, metric="optimizer")
+    optimizer = cx.constrain(
+        inner, lambda x: A @ x - b, gamma=1.0, method=cx.NullSpace(metric="optimizer")
+    )
 
     @jax.jit
     def run(x):
@@ -209,7 +215,10 @@ def test_differentiable_with_respect_to_hyperparameters(x64):
             return curved(p) + hyper["target"]
 
         optimizer = cx.constrain(
-            optax.adam(1e-2), constraint, gamma=lambda _: hyper["gamma"], solver=solver
+            optax.adam(1e-2),
+            constraint,
+            gamma=lambda _: hyper["gamma"],
+            method=cx.NullSpace(solver=solver),
         )
         p, state = params, optimizer.init(params)
         for _ in range(3):
@@ -238,7 +247,9 @@ def test_inexact_solves_end_at_the_same_place():
         return jnp.tanh(A @ p) - 0.1
 
     def run(solver):
-        optimizer = cx.constrain(optax.adam(1e-2), constraint, gamma=0.5, solver=solver)
+        optimizer = cx.constrain(
+            optax.adam(1e-2), constraint, gamma=0.5, method=cx.NullSpace(solver=solver)
+        )
 
         def step(carry, _):
             p, state = carry
@@ -274,7 +285,15 @@ def test_auto_says_what_it_picked(caplog):
         (lambda: cx.nullspace(3), TypeError, "a constraint must be"),
         (lambda: cx.nullspace(nnx.Linear(1, 1, rngs=nnx.Rngs(0))), ValueError, "nothing to"),
         (lambda: cx.constrain(optax.sgd(1), curved, method="penalti"), ValueError, "'penalty'"),
-        (lambda: cx.constrain(optax.sgd(1), curved, metric="adam"), ValueError, "`metric`"),
+        (lambda: cx.constrain(optax.sgd(1), curved, method=cx.Penalty), TypeError, "`init`"),
+        (lambda: cx.NullSpace(metric="adam"), ValueError, "metric='adam'"),
+        (lambda: cx.NullSpace(placement="updates"), ValueError, "Did you mean 'update'"),
+        (lambda: cx.NullSpace(solver="lsmr"), ValueError, "`solver`"),
+        (
+            lambda: cx.NullSpace(metric="optimizer", placement="gradient"),
+            ValueError,
+            "a metric for updates",
+        ),
         (
             lambda: cx.nullspace(curved).update(TREE, cx.nullspace(curved).init(TREE)),
             ValueError,

@@ -69,8 +69,25 @@ def unit_hidden(**options):
     return cx.UnitNorm(of=lambda m: m.hidden.kernel[...], **{"gamma": 0.5, **options})
 
 
+# Settings that tests give by themselves, and the group that a trainer takes each in.
+GROUPS = {
+    "metrics": ("evaluation", "metrics"),
+    "evaluate_every": ("evaluation", "every"),
+    "monitor": ("evaluation", "monitor"),
+    "config": ("run", "config"),
+    "save_every": ("run", "save_every"),
+    "keep": ("run", "keep"),
+    "on_save_error": ("run", "on_save_error"),
+    "fsdp": ("devices", "fsdp"),
+    "log_every": ("logging", "every"),
+    "callbacks": ("logging", "callbacks"),
+    "progress": ("logging", "progress"),
+}
+
+
 def trainer(**options):
     options = {
+        "model": Net(),
         "loss": squared,
         "optimizer": optax.adam(0.05),
         "data": arrays(),
@@ -79,7 +96,17 @@ def trainer(**options):
         "progress": False,
         **options,
     }
-    return cx.Trainer(**{"model": Net(), **options})
+    groups = {"evaluation": {}, "run": {}, "devices": {}, "logging": {}}
+    for name, (group, field) in GROUPS.items():
+        if name in options:
+            groups[group][field] = options.pop(name)
+    options["logging"] = cx.Logging(**groups["logging"])
+    options["devices"] = cx.Devices(options.pop("devices"), **groups["devices"])
+    if options.get("evaluation") is not None:
+        options["evaluation"] = cx.Evaluation(options["evaluation"], **groups["evaluation"])
+    if options.get("run") is not None:
+        options["run"] = cx.RunFolder(options["run"], **groups["run"])
+    return cx.Trainer(**options)
 
 
 def counter(**options):

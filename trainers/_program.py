@@ -6,67 +6,27 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints import Composed
 from constrainx.errors import ArgumentError, ArgumentTypeError
-from constrainx.step._optax import ConstrainedState, constrain, nullspace
-from constrainx.step._report import reports
-from constrainx.step._rivals import lagrangian, penalty
+from constrainx.step import ConstrainedState, reports
+from constrainx.trainers._state import Health, State, split_model, start_healthy
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
-Placement: TypeAlias = Literal["update", "gradient"]
 OnNonFinite: TypeAlias = Literal["stop", "skip"]
 Totals: TypeAlias = dict[str, Float[Array, ""]]
 
 
-class Health(NamedTuple):
-    """Whether steps had to be left out because something in them was not finite.
-
-    Attributes:
-        skipped: how many.
-        step: the last of them, or −1; where a run stops for it, the first.
-        cause: what was not finite there, as a position in `Step.causes`.
-    """
-
-    skipped: Int[Array, ""]
-    step: Int[Array, ""]
-    cause: Int[Array, ""]
-
-
-class State(NamedTuple):
-    """All that changes in training, and all that a checkpoint holds.
-
-    Randomness is not in it: that is a function of seed and step.
-
-    Attributes:
-        step: how many steps have been taken.
-        parameters: what is trained.
-        rest: what else the model keeps, such as batch statistics.
-        optimizer: the optimizer's state.
-        constraints: how the constraints fared, and multipliers; empty without constraints.
-        ema: the moving average of the parameters; empty if there is none.
-        health: see there.
-    """
-
-    step: Int[Array, ""]
-    parameters: nnx.State
-    rest: nnx.State
-    optimizer: optax.OptState
-    constraints: PyTree
-    ema: PyTree
-    health: Health
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Step:
-    """What a trainer compiles; made by `Step.of`.
+class Program:
+    """What a trainer compiles: one training step as a function of state, totals and batch.
 
     Attributes:
         graph: the structure of the model.
@@ -74,8 +34,7 @@ class Step:
         wrt: which variables are trained.
         loss: (model, batch[, key]) ↦ a number, or a number and metrics by name.
         constraints: what must hold, or None.
-        transformation: optimizer and constraints.
-        order: how the state of `transformation` is put together from its two parts.
+        optimizer: with the constraints' method around it, if there are any.
         augment: (batch, key) ↦ batch, or None.
         accumulate: in how many parts gradients are computed.
         precision: of the forward and backward pass of the loss.
@@ -89,8 +48,7 @@ class Step:
     wrt: Any
     loss: Callable[..., Any]
     constraints: Composed | None
-    transformation: optax.GradientTransformationExtraArgs
-    order: Literal["optimizer alone", "constraints first", "constraints last"]
+    optimizer: optax.GradientTransformationExtraArgs
     augment: Callable[[Any, Array], Any] | None
     accumulate: int
     precision: Precision
@@ -106,8 +64,8 @@ class Step:
 
     def initial(self, model: nnx.Module) -> State:
         """The state before the first step."""
-        _, parameters, _, rest = apart(model, self.wrt)
-        optimizer, constraints = self._apart(self.transformation.init(parameters))
+        _, parameters, _, rest = split_model(model, self.wrt)
+        optimizer, constraints = self._take_apart(self.optimizer.init(parameters))
         zero = jnp.zeros((), jnp.int32)
         return State(
             step=zero,
@@ -116,7 +74,7 @@ class Step:
             optimizer=optimizer,
             constraints=constraints,
             ema=() if self.ema is None else parameters,
-            health=healthy(),
+            health=start_healthy(),
         )
 
     def __call__(
@@ -132,13 +90,9 @@ class Step:
         if self.constraints is not None:
             module = self.model(state.parameters, state.rest)
             extra = {"batch": batch, "key": constraint_key, "module": module}
-        updates, parts = self.transformation.update(
-            gradients,
-            self._together(state.optimizer, state.constraints),
-            state.parameters,
-            **extra,
-        )
-        optimizer, constraints = self._apart(parts)
+        before = self._put_together(state.optimizer, state.constraints)
+        updates, after = self.optimizer.update(gradients, before, state.parameters, **extra)
+        optimizer, constraints = self._take_apart(after)
         parameters = optax.apply_updates(state.parameters, updates)
         update_norm = _norm(updates)
         found = reports(constraints)
@@ -147,35 +101,35 @@ class Step:
             *(report.active & ~jnp.isfinite(report.violation) for report in found.values()),
             ~jnp.isfinite(update_norm),
         ]
-        health, proceed = self._examined(state, jnp.stack(flags))
-        taken = State(
+        health, is_good = self._examine(state, jnp.stack(flags))
+        new = State(
             step=state.step,
             parameters=parameters,
             rest=rest,
             optimizer=optimizer,
             constraints=constraints,
-            ema=self._averaged(state.ema, parameters),
+            ema=self._average(state.ema, parameters),
             health=health,
         )
         kept = jax.tree.map(
-            lambda new, old: jnp.where(proceed, new, old).astype(old.dtype), taken, state
+            lambda new, old: jnp.where(is_good, new, old).astype(old.dtype), new, state
         )
         metrics = {"loss": loss, "update_norm": update_norm, **metrics, **_figures(found)}
-        # A step that is skipped has been taken. One that ends the run has not.
-        moved = jnp.ones((), bool) if self.on_nonfinite == "skip" else proceed
+        # A step that is skipped counts. One that ends the run does not.
+        counts = jnp.ones((), bool) if self.on_nonfinite == "skip" else is_good
         return (
-            kept._replace(step=state.step + moved, health=health),
-            _added(totals, metrics, proceed),
+            kept._replace(step=state.step + counts, health=health),
+            _add_totals(totals, metrics, is_good),
             loss,
         )
 
     def model(self, parameters: nnx.State, rest: nnx.State, *, seed: Any = None) -> Any:
         """The model with these parameters; with a seed, its random streams start from there."""
-        rngs = self.rngs if seed is None else _seeded(self.rngs, seed)
+        rngs = self.rngs if seed is None else _reseed(self.rngs, seed)
         return nnx.merge(self.graph, parameters, rngs, rest)
 
-    def averaged_or_current(self, state: State) -> nnx.State:
-        """The parameters to evaluate with."""
+    def parameters_to_evaluate(self, state: State) -> nnx.State:
+        """The moving average, if there is one, else the current parameters."""
         return state.parameters if self.ema is None else state.ema
 
     def metric_names(self, state: State, batch: PyTree) -> list[str]:
@@ -200,7 +154,7 @@ class Step:
             rest, found = part(rest, item)
             return (rest, jax.tree.map(jnp.add, sums, found)), None
 
-        pieces = jax.tree.map(functools.partial(_interleaved, parts=self.accumulate), batch)
+        pieces = jax.tree.map(functools.partial(_interleave, parts=self.accumulate), batch)
         items = (pieces, jax.random.split(key, self.accumulate))
         first, others = (
             jax.tree.map(lambda leaf: leaf[0], items),
@@ -222,7 +176,7 @@ class Step:
         loss, metrics = result if isinstance(result, tuple) else (result, {})
         _check_scalars(loss, metrics)
         nnx.pop(model, nnx.Intermediate)
-        changed = apart(model, self.wrt)[3]
+        changed = split_model(model, self.wrt)[3]
         changed = jax.tree.map(lambda new, old: new.astype(old.dtype), changed, rest)
         metrics = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
         return jnp.asarray(loss, jnp.float32), (metrics, changed)
@@ -234,7 +188,7 @@ class Step:
             lambda leaf: leaf.astype(self.precision) if leaf.dtype == jnp.float32 else leaf, tree
         )
 
-    def _examined(self, state: State, flags: Array) -> tuple[Health, Array]:
+    def _examine(self, state: State, flags: Array) -> tuple[Health, Array]:
         """Notes down a step that is not finite; whether to take this one."""
         bad, health = jnp.any(flags), state.health
         is_news = bad if self.on_nonfinite == "skip" else bad & (health.skipped == 0)
@@ -248,62 +202,17 @@ class Step:
         # Nothing moves any more until the host has had a look.
         return noted, noted.skipped == 0
 
-    def _averaged(self, ema: PyTree, parameters: nnx.State) -> PyTree:
+    def _average(self, ema: PyTree, parameters: nnx.State) -> PyTree:
         if self.ema is None:
             return ema
         decay = self.ema
         return jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, ema, parameters)
 
-    def _together(self, optimizer: optax.OptState, constraints: PyTree) -> optax.OptState:
-        if self.order == "constraints first":
-            return (constraints, optimizer)
-        if self.order == "constraints last":
-            return ConstrainedState(optimizer, constraints)
-        return optimizer
+    def _put_together(self, optimizer: optax.OptState, constraints: PyTree) -> optax.OptState:
+        return optimizer if self.constraints is None else ConstrainedState(optimizer, constraints)
 
-    def _apart(self, state: Any) -> tuple[optax.OptState, PyTree]:
-        if self.order == "constraints first":
-            constraints, optimizer = state
-            return optimizer, constraints
-        if self.order == "constraints last":
-            return state.optimizer, state.constraints
-        return state, ()
-
-
-def healthy() -> Health:
-    """That of a run in which all has been finite."""
-    zero = jnp.zeros((), jnp.int32)
-    return Health(zero, zero - 1, jnp.copy(zero))
-
-
-def apart(model: nnx.Module, wrt: Any) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
-    """The structure of a model, what is trained, its random streams, and the rest."""
-    parts: Any = nnx.split(model, wrt, nnx.RngState, ...)
-    graph, parameters, rngs, rest = parts
-    return graph, nnx.as_pure(parameters), rngs, nnx.as_pure(rest)
-
-
-def combine(
-    optimizer: optax.GradientTransformation,
-    constraints: Composed | None,
-    *,
-    method: str,
-    placement: Placement,
-    metric: Any,
-    solver: Any,
-    weight: float,
-) -> tuple[optax.GradientTransformationExtraArgs, Any]:
-    """Optimizer and constraints as one transformation, and the order of the two in its state."""
-    optimizer = optax.with_extra_args_support(optimizer)
-    if constraints is None or method == "none":
-        return optimizer, "optimizer alone"
-    if method == "penalty":
-        return optax.chain(penalty(constraints, weight), optimizer), "constraints first"
-    if method == "lagrangian":
-        return optax.chain(lagrangian(constraints, weight), optimizer), "constraints first"
-    if placement == "gradient":
-        return optax.chain(nullspace(constraints, solver=solver), optimizer), "constraints first"
-    return constrain(optimizer, constraints, metric=metric, solver=solver), "constraints last"
+    def _take_apart(self, state: Any) -> tuple[optax.OptState, PyTree]:
+        return (state, ()) if self.constraints is None else state
 
 
 def takes_key(function: Callable[..., Any]) -> bool:
@@ -314,7 +223,7 @@ def takes_key(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _seeded(rngs: nnx.State, key: Array) -> nnx.State:
+def _reseed(rngs: nnx.State, key: Array) -> nnx.State:
     """Streams whose keys follow from this one, with their counts at zero."""
     leaves, tree = jax.tree.flatten(rngs)
     seeded = [
@@ -326,8 +235,8 @@ def _seeded(rngs: nnx.State, key: Array) -> nnx.State:
     return jax.tree.unflatten(tree, seeded)
 
 
-def _interleaved(leaf: Array, *, parts: int) -> Array:
-    """The batch in parts on a new first axis; each takes every so-manieth example.
+def _interleave(leaf: Array, *, parts: int) -> Array:
+    """The batch in parts on a new first axis, dealt out like cards: part i has i, i + parts, ...
 
     Contiguous parts would each lie on some of the devices only.
     """
@@ -353,11 +262,11 @@ def _figures(found: Mapping[str, Any]) -> dict[str, Array]:
     }
 
 
-def _added(totals: Totals, metrics: Mapping[str, Array], proceed: Array) -> Totals:
+def _add_totals(totals: Totals, metrics: Mapping[str, Array], is_good: Array) -> Totals:
     """Sums over the steps that were taken, which only the host divides by their number."""
     metrics = {"steps": jnp.ones(()), **metrics}
     return {
-        name: totals.get(name, 0.0) + jnp.where(proceed, value, 0)
+        name: totals.get(name, 0.0) + jnp.where(is_good, value, 0)
         for name, value in metrics.items()
     }
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
-from constrainx.constraints import Attached, at_path
+from constrainx.constraints import Composed
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError
 from constrainx.runtime import Sharding
@@ -21,25 +21,31 @@ Metric = Callable[[Any, Any], Float[Array, "examples ..."]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Evaluation:
+class Measure:
     """What is measured, as a compiled function of one batch.
 
     Attributes:
         rebuild: (parameters, rest) ↦ model.
         metrics: (model, batch) ↦ a figure for each example, by name.
-        constraints: whose violations are measured, by name.
+        constraints: whose violations are measured.
         sharding: where batches go.
         seed: for constraints that draw samples; the same draws in every evaluation.
     """
 
     rebuild: Callable[[nnx.State, nnx.State], Any]
     metrics: Mapping[str, Metric]
-    constraints: Mapping[str, Attached]
+    constraints: Composed | None
     sharding: Sharding
     seed: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_measure", jax.jit(self._measured))
+        object.__setattr__(self, "_measure", jax.jit(self._measure_batch))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is measured."""
+        members = self.constraints or ()
+        return (*self.metrics, *(f"violation/{member.name}" for member in members))
 
     def __call__(
         self, parameters: nnx.State, rest: nnx.State, data: Batches, *, limit: int | None = None
@@ -53,7 +59,7 @@ class Evaluation:
             parameters: of the model.
             rest: of its state.
             data: to measure on.
-            limit: at most so many batches.
+            limit: the largest number of batches to use.
         """
         batch = self._batch_size(data)
         rows = data.once(batch=batch, process=jax.process_index(), processes=jax.process_count())
@@ -74,7 +80,7 @@ class Evaluation:
         # Rounded up, a batch that is all of the data would never be full.
         return max(wanted // devices, 1) * devices
 
-    def _measured(
+    def _measure_batch(
         self, parameters: nnx.State, rest: nnx.State, batch: dict[str, Any], number: Array
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         model = self.rebuild(parameters, rest)
@@ -88,10 +94,10 @@ class Evaluation:
             sums[name] = jnp.sum(jnp.where(mask > 0, values, 0))
         key = jax.random.fold_in(jax.random.key(self.seed), number)
         violations = {
-            f"violation/{name}": found.constraint.violation(
-                at_path(model, found.path), examples, jax.random.fold_in(key, index)
+            f"violation/{member.name}": member.measure(
+                model, examples, jax.random.fold_in(key, index)
             )
-            for index, (name, found) in enumerate(self.constraints.items())
+            for index, member in enumerate(self.constraints or ())
         }
         return sums, violations
 

@@ -1,0 +1,127 @@
+"""The protocol of a method: how an optimizer is made to respect constraints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+
+from constrainx.constraints import Composed, Member
+from constrainx.step._report import Report
+
+# Gradients ↦ the optimizer's update and its new state.
+Optimize: TypeAlias = Callable[[PyTree], tuple[PyTree, optax.OptState]]
+
+
+class Point(NamedTuple):
+    """Where a step is taken: the constraints, and all that their rows depend on.
+
+    Attributes:
+        constraints: what must hold.
+        parameters: before the step.
+        step: how many steps have been taken.
+        batch: the training batch, or None.
+        key: for constraints that draw samples.
+        model: the model with its current state, or None if the constraints hold their own.
+    """
+
+    constraints: Composed
+    parameters: PyTree
+    step: Int[Array, ""]
+    batch: Any
+    key: Array
+    model: Any
+
+    def rows(self, parameters: PyTree) -> dict[str, Float[Array, " rows"]]:
+        """The rows of all constraints by name, for other parameters at this point."""
+        return self.constraints(parameters, self.batch, self.key, self.model)
+
+
+class Taken(NamedTuple):
+    """A step that a method has taken.
+
+    Attributes:
+        update: what to add to the parameters.
+        optimizer: the new state of the optimizer.
+        reports: how the constraints fared, by name.
+        multipliers: what the method remembers from now on.
+    """
+
+    update: PyTree
+    optimizer: optax.OptState
+    reports: dict[str, Report]
+    multipliers: PyTree = ()
+
+
+@runtime_checkable
+class Method(Protocol):
+    """How an optimizer is made to respect constraints; write these two methods for your own.
+
+    A method decides what gradient goes into the optimizer and what update comes out. It calls
+    ``optimize`` once. Both of its functions are traced by `jax.jit`.
+
+    >>> import dataclasses, jax, jax.numpy as jnp, optax, constrainx as cx
+    >>> from constrainx.step import Point, Taken, report_rows
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Barrier:
+    ...     '''Adds the gradient of −w Σ log(−c) for inequalities c < 0.'''
+    ...     weight: float
+    ...     def init(self, constraints, parameters):
+    ...         return ()
+    ...     def take(self, point, gradients, optimize, multipliers):
+    ...         def barrier(p):
+    ...             return -self.weight * sum(jnp.sum(jnp.log(-c)) for c in point.rows(p).values())
+    ...         extra = jax.grad(barrier)(point.parameters)
+    ...         update, state = optimize(jax.tree.map(jnp.add, gradients, extra))
+    ...         return Taken(update, state, report_rows(point, point.rows(point.parameters)))
+    >>> inside = cx.compose(lambda p: jnp.sum(p**2) - 1.0)
+    >>> optimizer = cx.constrain(optax.sgd(0.1), inside, method=Barrier(0.1))
+    >>> p = jnp.array([0.5, 0.0])
+    >>> update, _ = optimizer.update(jnp.array([-1.0, 0.0]), optimizer.init(p), p)
+    >>> print(update.round(3) + 0.0)
+    [0.087 0.   ]
+    """
+
+    def init(self, constraints: Composed, parameters: PyTree) -> PyTree:
+        """What the method remembers before the first step; ``()`` for nothing."""
+        ...
+
+    def take(
+        self, point: Point, gradients: PyTree, optimize: Optimize, multipliers: PyTree
+    ) -> Taken:
+        """One step.
+
+        Args:
+            point: where, with ``point.rows(parameters)`` for the constraints.
+            gradients: of the loss.
+            optimize: gradients ↦ the optimizer's update and its new state.
+            multipliers: what the method remembered.
+        """
+        ...
+
+
+def measure_excess(member: Member, rows: Float[Array, " rows"]) -> Float[Array, " rows"]:
+    """What there is of a violation: an inequality that holds has none."""
+    return jnp.maximum(rows, 0) if member.kind == "inequality" else rows
+
+
+def report_rows(point: Point, rows: dict[str, Float[Array, " rows"]]) -> dict[str, Report]:
+    """The reports of a method that solves nothing: violations, and whether they are tolerable."""
+    yes = jnp.ones((), bool)
+    reports = {}
+    for member in point.constraints:
+        excess = measure_excess(member, rows[member.name])
+        violation = jnp.sqrt(jnp.mean(jnp.square(excess)))
+        reports[member.name] = Report(
+            violation=violation.astype(jnp.float32),
+            met=violation <= member.tolerance,
+            resolved=yes,
+            active=member.acts_at(point.step),
+            iterations=jnp.zeros((), jnp.int32),
+            converged=yes,
+        )
+    return jax.lax.stop_gradient(reports)

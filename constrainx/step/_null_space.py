@@ -1,0 +1,101 @@
+"""The null-space step as a method."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PyTree
+
+from constrainx.constraints import Composed, Member, Placement
+from constrainx.errors import ArgumentError, check_choice
+from constrainx.step._method import Optimize, Point, Taken
+from constrainx.step._project import correct_stage, report_corrections
+from constrainx.step._rows import Layout, Stage
+from constrainx.step._system import Correction, SolverChoice, check_solver, count_rows, linearise
+
+Metric: TypeAlias = Literal["identity", "optimizer"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NullSpace:
+    """Moves in the null space of the constraints' Jacobian J, and pulls the constraints to zero.
+
+    Where a constraint is projected is its own choice, see `Constraint`, unless ``placement`` says
+    otherwise for all of them:
+
+    - "gradient": g ← g − J⁺(J g − γ c) goes into the optimizer, as in the paper. An optimizer that
+      scales by coordinate, such as Adam, leaves the null space again after it. The learning rate
+      multiplies γ.
+    - "update": u ← u − J⁺(J u + γ c) comes out of the optimizer, and J u = −γ c holds exactly.
+    - "twice": g ← g − J⁺J g goes in, u ← u − J⁺(J u + γ c) comes out, with one Jacobian for both.
+
+    Attributes:
+        placement: overrides that of every constraint; None leaves the choice to them.
+        metric: "optimizer" projects updates in the metric of an adaptive optimizer, the diagonal
+            1/√ν of Adam and its kin, instead of the Euclidean one. It implies "update".
+        solver: "auto", "gram", or a least-squares solver such as `LSMR(rtol=1e-4)`.
+    """
+
+    placement: Placement | None = None
+    metric: Metric = "identity"
+    solver: SolverChoice = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("metric", self.metric, get_args(Metric), owner="NullSpace")
+        if self.placement is not None:
+            check_choice("placement", self.placement, get_args(Placement), owner="NullSpace")
+        check_solver(self.solver)
+        if self.metric == "optimizer" and self.placement not in (None, "update"):
+            raise ArgumentError(
+                '`NullSpace(metric="optimizer")` is a metric for updates, got '
+                f"placement={self.placement!r}: leave one of them out."
+            )
+
+    def init(self, constraints: Composed, parameters: PyTree) -> PyTree:
+        """Nothing to remember."""
+        del constraints, parameters
+        return ()
+
+    def take(
+        self, point: Point, gradients: PyTree, optimize: Optimize, multipliers: PyTree
+    ) -> Taken:
+        """One step, with one Jacobian for both of its stages."""
+        places = {member.name: self._place(member) for member in point.constraints}
+        layout = Layout(point.constraints, count_rows(point), places)
+        system = linearise(point, self.solver, layout.counts)
+        corrections: dict[Stage, Correction] = {}
+        if layout.has("gradient"):
+            descent = jax.tree.map(jnp.negative, gradients)
+            found = correct_stage(descent, point, layout, system, stage="gradient")
+            gradients = jax.tree.map(jnp.negative, found.vector)
+            corrections["gradient"] = found
+        update, optimizer = optimize(gradients)
+        if layout.has("update"):
+            metric = None
+            if self.metric == "optimizer":
+                metric = _find_diagonal(optimizer, point.parameters)
+            found = correct_stage(update, point, layout, system, stage="update", metric=metric)
+            update = found.vector
+            corrections["update"] = found
+        return Taken(update, optimizer, report_corrections(layout, corrections), multipliers)
+
+    def _place(self, member: Member) -> Placement:
+        if self.metric == "optimizer":
+            return "update"
+        return self.placement or member.placement or "update"
+
+
+def _find_diagonal(state: optax.OptState, parameters: PyTree) -> PyTree | None:
+    """1/√ν of an adaptive optimizer, or None if it keeps no second moments."""
+    moments = optax.tree_utils.tree_get_all_with_path(state, "nu")
+    if not moments:
+        return None
+    (_, nu), *_ = moments
+    # Bias correction and ε: the metric's overall scale does not matter, but zero would.
+    largest = optax.tree.max(jax.tree.map(jnp.max, nu))
+    floor = 1e-8 * jnp.sqrt(largest) + jnp.finfo(jnp.float32).tiny
+    return jax.tree.map(lambda n, p: (1 / (jnp.sqrt(n) + floor)).astype(p.dtype), nu, parameters)

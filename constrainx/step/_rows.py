@@ -1,0 +1,94 @@
+"""What a step asks of each row, before the optimizer and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from constrainx.constraints import Composed, Placement
+
+Stage: TypeAlias = Literal["gradient", "update"]
+# In which stages a constraint is projected, by its placement.
+STAGES: Mapping[Placement, tuple[Stage, ...]] = {
+    "gradient": ("gradient",),
+    "update": ("update",),
+    "twice": ("gradient", "update"),
+}
+
+
+class Rows(NamedTuple):
+    """What a stage asks of the rows: J v = target, or J v ≤ target for inequalities.
+
+    Attributes:
+        values: c.
+        target: see above.
+        acts: whether the row takes part in this stage at all.
+        inequality: whether it is one.
+    """
+
+    values: Float[Array, " rows"]
+    target: Float[Array, " rows"]
+    acts: Bool[Array, " rows"]
+    inequality: Bool[Array, " rows"]
+
+
+class Layout(NamedTuple):
+    """Which rows belong to which constraint, and where each constraint is projected.
+
+    Attributes:
+        constraints: in the order of their rows.
+        counts: how many rows each has.
+        placements: where each is projected, by name.
+    """
+
+    constraints: Composed
+    counts: tuple[int, ...]
+    placements: Mapping[str, Placement]
+
+    def spread(self, per_member: list[Array]) -> Array:
+        """A figure for each constraint, as one for each row."""
+        return jnp.concatenate(
+            [jnp.broadcast_to(v, (n,)) for v, n in zip(per_member, self.counts, strict=True)]
+        )
+
+    def name(self, rows: Array) -> dict[str, Array]:
+        """Rows by constraint."""
+        ends = [sum(self.counts[: i + 1]) for i in range(len(self.counts))]
+        return {
+            name: rows[end - count : end]
+            for name, count, end in zip(self.constraints.names, self.counts, ends, strict=True)
+        }
+
+    def has(self, stage: Stage) -> bool:
+        """Whether any row is projected in this stage."""
+        return any(stage in STAGES[place] for place in self.placements.values())
+
+    def ask(self, values: Float[Array, " rows"], step: Int[Array, ""], stage: Stage) -> Rows:
+        """What a stage asks of all rows at a step.
+
+        On an update, and on the gradient of rows that are projected there alone, J v = −γ c. The
+        gradient of rows that are projected twice loses what lies in their span and has no pull,
+        J v = 0. An inequality that holds may be used up, J v ≤ −c, and in the gradient of rows that
+        are projected twice it acts only at its bound.
+        """
+        members = list(self.constraints)
+        places = [self.placements[member.name] for member in members]
+        gamma = self.spread([m.gamma_at(step) for m in members]).astype(values.dtype)
+        acts = self.spread(
+            [
+                m.acts_at(step) & (stage in STAGES[place])
+                for m, place in zip(members, places, strict=True)
+            ]
+        )
+        inequality = self.spread([jnp.asarray(m.kind == "inequality") for m in members])
+        target = jnp.where(inequality & (values <= 0), -values, -gamma * values)
+        if stage == "gradient" and "twice" in places:
+            twice = self.spread([jnp.asarray(place == "twice") for place in places])
+            # Within rounding of its bound: what a step leaves of a row it put there.
+            near = self.spread([jnp.asarray(m.tolerance) for m in members]) * 1e-3
+            target = jnp.where(twice, 0, target)
+            acts &= ~(twice & inequality) | (values >= -near)
+        return Rows(values, target, acts, inequality)

@@ -1,0 +1,158 @@
+"""What a trainer can be told, in groups: evaluation, run folder, devices, logging."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import jax
+
+from constrainx.data import Batches
+from constrainx.errors import ArgumentError, ArgumentTypeError, check_choice
+from constrainx.runtime import Callback, Keep
+
+OnSaveError: TypeAlias = Literal["stop", "continue"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Monitor:
+    """The metric of the evaluation that decides which checkpoint is best, and when to stop.
+
+    Attributes:
+        metric: its name.
+        mode: whether small or large is good.
+        patience: after how many evaluations without a new best to stop; None never stops.
+        min_change: by how much a new best must be better.
+    """
+
+    metric: str
+    mode: Literal["min", "max"] = "min"
+    patience: int | None = None
+    min_change: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("mode", self.mode, ("min", "max"), owner="Monitor")
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether the value is a new best."""
+        if math.isnan(value):
+            return False
+        gain = math.inf if best is None else (best - value if self.mode == "min" else value - best)
+        return gain > self.min_change
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What is measured on held-out data, and when.
+
+    Attributes:
+        data: the held-out batches; metrics are over all of their examples.
+        metrics: (model, batch) ↦ a figure for each example, by name. The violation of each
+            constraint is measured, too.
+        every: steps between evaluations; None for one at the end.
+        monitor: which metric says what is best, and when to stop.
+    """
+
+    data: Batches
+    _: dataclasses.KW_ONLY
+    metrics: Mapping[str, Callable[[Any, Any], jax.Array]] = dataclasses.field(default_factory=dict)
+    every: int | None = None
+    monitor: Monitor | None = None
+
+    def __post_init__(self) -> None:
+        check_batches("Evaluation(data=...)", self.data)
+        check_count("Evaluation(every=...)", self.every)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its config, metrics, TensorBoard events and checkpoints.
+
+    Attributes:
+        path: the folder.
+        config: what to write to its config.json.
+        save_every: steps between checkpoints; None for one at the end.
+        keep: which checkpoints stay.
+        on_save_error: "stop", or "continue" without that checkpoint.
+    """
+
+    path: pathlib.Path | str
+    _: dataclasses.KW_ONLY
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    save_every: int | None = None
+    keep: Keep = dataclasses.field(default_factory=Keep)
+    on_save_error: OnSaveError = "stop"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", pathlib.Path(self.path))
+        check_count("RunFolder(save_every=...)", self.save_every)
+        check_choice("on_save_error", self.on_save_error, get_args(OnSaveError), owner="RunFolder")
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """Which devices train.
+
+    Attributes:
+        count: how many; None for all.
+        fsdp: how many of them share each large parameter.
+    """
+
+    count: int | None = None
+    _: dataclasses.KW_ONLY
+    fsdp: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logging:
+    """What is told while a run goes on, and to whom.
+
+    Attributes:
+        every: steps between logs. In between, the host does not wait for the device.
+        callbacks: who else listens.
+        progress: whether to show a bar.
+        title: what to call the run beside the bar.
+    """
+
+    every: int = 50
+    callbacks: Sequence[Callback] = ()
+    progress: bool = True
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        check_count("Logging(every=...)", self.every)
+
+
+def as_evaluation(value: Evaluation | Batches | None) -> Evaluation | None:
+    """Held-out data alone stands for an evaluation at the end."""
+    if value is None or isinstance(value, Evaluation):
+        return value
+    check_batches("Trainer(evaluation=...)", value)
+    return Evaluation(value)
+
+
+def as_run_folder(value: RunFolder | pathlib.Path | str | None) -> RunFolder | None:
+    """A path alone stands for a folder with the usual settings."""
+    return value if value is None or isinstance(value, RunFolder) else RunFolder(value)
+
+
+def as_devices(value: Devices | int | None) -> Devices:
+    """A number alone stands for so many devices with a copy of every parameter each."""
+    return value if isinstance(value, Devices) else Devices(value)
+
+
+def check_count(argument: str, value: Any) -> None:
+    """Raises unless it is None or a number of at least 1."""
+    if value is not None and value < 1:
+        raise ArgumentError(f"`{argument}` must be at least 1, got {value!r}.")
+
+
+def check_batches(argument: str, value: Any) -> None:
+    if not isinstance(value, Batches):
+        raise ArgumentTypeError(
+            f"`{argument}` must come from `constrainx.data`, for example "
+            f"`cx.data.arrays({{'x': x}}, batch=128)`, got {type(value).__name__}."
+        )
