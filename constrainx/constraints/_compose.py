@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints._attach import Attached, at_path, constraints_of
 from constrainx.constraints._constraint import Constraint, Placement
 from constrainx.constraints._reduce import Norm, Rows, flatten
+from constrainx.constraints._view import check_current, flatten_state, list_paths, view_model
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 
@@ -35,6 +36,8 @@ class Member:
         examples: how many examples of the batch it looks at, or None for all.
         placement: where the null-space step projects the rows; None for the default.
         attached: the constraint and the module that it is about; None for a plain function.
+        movable: parameters ↦ for each leaf, whether the rows may move it; None for all.
+        model: what the constraint is about, as it was handed over; None for a plain function.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Member:
     examples: int | None = None
     placement: Placement | None = None
     attached: Attached | None = None
+    movable: Callable[[PyTree], tuple[bool, ...]] | None = None
+    model: nnx.Module | None = None
 
     def gamma_at(self, step: Array) -> Float[Array, ""]:
         """γ at a step."""
@@ -62,6 +67,18 @@ class Member:
         assert self.attached is not None, "a plain function has no model to be measured on"
         module = at_path(model, self.attached.path)
         return self.attached.constraint.violation(module, batch, key)
+
+    def hold(self, parameters: PyTree) -> PyTree:
+        """The parameters, without a derivative for those that the rows may not move."""
+        if self.movable is None:
+            return parameters
+        leaves, tree = jax.tree.flatten(parameters)
+        moves = self.movable(parameters)
+        held = [
+            leaf if moving else jax.lax.stop_gradient(leaf)
+            for leaf, moving in zip(leaves, moves, strict=True)
+        ]
+        return jax.tree.unflatten(tree, held)
 
     def view(self, batch: Any) -> Any:
         """The part of a batch that the constraint looks at."""
@@ -104,6 +121,12 @@ class Composed:
             for i, member in enumerate(self.members)
         }
 
+    def check_current(self, parameters: PyTree) -> None:
+        """Raises where constraints would see a model that may have changed since."""
+        for member in self.members:
+            if member.model is not None:
+                check_current(member.model, parameters, owner=member.name)
+
     def keys(self, key: Array | None) -> list[Array]:
         """A key of its own for each constraint."""
         key = jax.random.key(0) if key is None else key
@@ -120,9 +143,7 @@ def compose(
     Args:
         *constraints: models with attached constraints, constraints, or plain functions
             ``c(parameters)``, which may also take ``batch`` and ``key`` by these names.
-        model: the model that the constraints are about, if they are not attached. Where it has
-            state that changes in training, such as batch statistics, pass it as ``module=`` to each
-            ``update``, too.
+        model: the model that the constraints are about, if they are not attached.
         gamma: overrides the γ of all of them; plain functions have 0.1 otherwise.
     """
     members: list[Member] = []
@@ -172,25 +193,30 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
             f"constraint {constraint.label!r} needs the model that it is about: attach it with "
             "`cx.attach(model, ...)`, or pass `model=`."
         )
-    graph, state = nnx.split(model)
-    held = _flat(state)
     matches = nnx.filterlib.to_predicate(constraint.wrt)
-    movable = {path for path, variable in held.items() if matches(path, variable)}
 
     def rows(parameters: PyTree, batch: Any, key: Array, module: Any) -> Rows:
-        # `nnx.Optimizer` hands over bare arrays; what they are is known from the model.
-        current = held if module is None else {**held, **_flat(nnx.state(module))}
-        moving = {
-            path: leaf if path in movable else jax.tree.map(jax.lax.stop_gradient, leaf)
-            for path, leaf in _flat(parameters).items()
-        }
-        state = nnx.from_flat_state(list({**current, **moving}.items()))
-        # A copy, or a residual in training mode would write its batch statistics into the model.
-        merged = nnx.merge(graph, state, copy=True)
-        first, second = jax.random.split(key)
-        residual = constraint.residual(at_path(merged, found.path), batch, key=first)
-        return reduction(residual, key=second)
+        residual_key, reduction_key = jax.random.split(key)
+        seen = view_model(
+            model if module is None else module, parameters, jax.random.fold_in(key, 2)
+        )
+        before = _batch_statistics(seen)
+        residual = constraint.residual(at_path(seen, found.path), batch, key=residual_key)
+        after = _batch_statistics(seen)
+        if slices is not None and any(a is not b for a, b in zip(before, after, strict=True)):
+            raise ArgumentError(
+                f"constraint {constraint.label!r} has a row for each group of examples, but its "
+                "residual mixes examples: a BatchNorm computed statistics of the batch. Use its "
+                'running averages, or a reduction of the whole batch such as `reduce="rms"`.'
+            )
+        return reduction(residual, key=reduction_key)
 
+    def movable(parameters: PyTree) -> tuple[bool, ...]:
+        # An optimizer hands over bare arrays; what they are is known from the model.
+        variables = flatten_state(nnx.state(model))
+        return tuple(matches(path, variables[path]) for path in list_paths(parameters))
+
+    slices = reduction.slices if isinstance(reduction, Norm) else None
     return Member(
         name=constraint.label,
         function=rows,
@@ -199,17 +225,19 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         every=constraint.every,
         tolerance=constraint.tolerance,
         kind=constraint.kind,
-        slices=reduction.slices if isinstance(reduction, Norm) else None,
+        slices=slices,
         examples=constraint.examples,
         placement=constraint.placement,
         attached=found,
+        movable=movable,
+        model=model,
     )
 
 
-def _flat(state: PyTree) -> dict[tuple[Any, ...], Any]:
-    """The leaves of an NNX state by path."""
-    flat = nnx.to_flat_state(state)
-    return dict(zip(flat.paths, flat.leaves, strict=True))
+def _batch_statistics(model: nnx.Module) -> list[Array]:
+    """The arrays that are the model's batch statistics now."""
+    flat = flatten_state(nnx.state(model, nnx.BatchStat))
+    return [leaf for variable in flat.values() for leaf in jax.tree.leaves(variable)]
 
 
 def cut_batch(batch: PyTree, key: Array, pieces: int) -> tuple[PyTree, Array]:

@@ -1,6 +1,7 @@
 """The null-space step, its rivals, and the protocol behind them, as Optax transformations."""
 
 from constrainx.step._lagrangian import Lagrangian as Lagrangian
+from constrainx.step._linearise import SolverChoice as SolverChoice
 from constrainx.step._method import Method as Method
 from constrainx.step._method import Optimize as Optimize
 from constrainx.step._method import Point as Point
@@ -19,5 +20,4 @@ from constrainx.step._report import ConstraintState as ConstraintState
 from constrainx.step._report import Report as Report
 from constrainx.step._report import contradictions as contradictions
 from constrainx.step._report import reports as reports
-from constrainx.step._system import SolverChoice as SolverChoice
 from constrainx.step._unconstrained import Unconstrained as Unconstrained

@@ -1,15 +1,9 @@
 """The Jacobian of a few scalar rows, in a form that makes their inner products cheap.
 
 A row that depends on its own slice of the batch has its gradient in one backward pass with all the
-others. And through a dense layer z = a W that gradient is a sum of outer products over the examples
-of the slice, ∇W cᵢ = Σₜ aₜ δₜᵀ with δ = ∂c/∂z, so that with the activations a and the signals δ
-
-    ⟨∇cᵢ, ∇cⱼ⟩ = Σₜₛ (aₜ·aₛ)(δₜ·δₛ),    ⟨∇cᵢ, U⟩ = Σₜ aₜᵀU δₜ,    Σᵢ λᵢ∇cᵢ = Σᵢₜ λᵢ aₜ δₜᵀ,
-
-none of which needs a gradient the size of W for each row (Novak, Sohl-Dickstein and Schoenholz,
-"Fast finite width neural tangent kernel", 2022). A convolution is a dense layer on patches, with a
-token for each position; its kernel is small, so the sums are carried out. Where neither is
-possible, or not worth it, the rows' gradients are stored as JAX has them.
+others. Through a dense layer that gradient has factors, see `_blocks.py`. A convolution is a dense
+layer on patches, with a token for each position; its kernel is small, so the sums are carried out.
+Where neither is possible, or not worth it, the rows' gradients are stored as JAX has them.
 """
 
 from __future__ import annotations
@@ -18,7 +12,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -26,6 +20,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from constrainx.linalg import Vector
+from constrainx.step._blocks import (
+    Absent,
+    Block,
+    Factored,
+    Stored,
+    combine,
+    correlate,
+    materialise,
+    multiply,
+)
+from constrainx.step._live import find_live_inputs
 from constrainx.step._patches import kernel_gradient
 from constrainx.step._taps import (
     count_entries,
@@ -38,69 +43,158 @@ from constrainx.step._taps import (
 Slice: TypeAlias = Any
 
 
-class Stored(NamedTuple):
-    """One parameter's gradients, row by row."""
-
-    gradients: Float[Array, "rows ..."]
-
-
-class Factored(NamedTuple):
-    """One kernel's gradients as sums over tokens of activation times signal."""
-
-    activations: Float[Array, "rows tokens inputs"]
-    signals: Float[Array, "rows tokens outputs"]
-
-
-Block: TypeAlias = Stored | Factored
-
-
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["values", "blocks"], meta_fields=["tree"]
+    jax.tree_util.register_dataclass,
+    data_fields=["values", "blocks"],
+    meta_fields=["tree", "movable"],
 )
 @dataclasses.dataclass(frozen=True)
 class RowJacobian:
-    """k rows, the values c and the Jacobian J, a block for each leaf of the parameters."""
+    """The rows of one constraint: the values c and the Jacobian J, a block for each parameter.
+
+    Attributes:
+        values: c.
+        blocks: in the order of the parameters' leaves.
+        tree: the structure of the parameters.
+        movable: which parameters the rows may move, P; None for all. The others still move the
+            rows, so that they count in J u.
+    """
 
     values: Float[Array, " rows"]
     blocks: tuple[Block, ...]
     tree: Any
+    movable: tuple[bool, ...] | None = None
 
-    def matvec(self, update: Vector) -> Float[Array, " rows"]:
-        """J u."""
-        return _total(map(_times, self.blocks, self.tree.flatten_up_to(update)))
+    def can_move(self, index: int) -> bool:
+        """Whether the rows may move a parameter."""
+        return self.movable is None or self.movable[index]
 
-    def rmatvec(self, weights: Float[Array, " rows"]) -> Vector:
-        """Jᵀλ."""
-        return jax.tree.unflatten(self.tree, [_combine(b, weights) for b in self.blocks])
+    def matvec(self, update: Vector, *, movable_alone: bool = False) -> Float[Array, " rows"]:
+        """J u, or J P u with ``movable_alone``."""
+        leaves = self.tree.flatten_up_to(update)
+        parts = [
+            multiply(block, leaf)
+            for index, (block, leaf) in enumerate(zip(self.blocks, leaves, strict=True))
+            if not movable_alone or self.can_move(index)
+        ]
+        return _add(parts, jnp.zeros_like(self.values))
+
+    def rmatvec(self, weights: Float[Array, " rows"]) -> list[Array | None]:
+        """P Jᵀλ, leaf by leaf; None for a parameter that it does not move."""
+        return [
+            combine(block, weights) if self.can_move(index) else None
+            for index, block in enumerate(self.blocks)
+        ]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["parts"], meta_fields=[])
+@dataclasses.dataclass(frozen=True)
+class StackedJacobian:
+    """The rows of several constraints on the same parameters, one below the other.
+
+    The blocks of each stay what they are. With P for what each row may move, the Gram matrix is
+    G = J P Jᵀ, symmetric where the rows that share a parameter agree on whether it moves.
+    """
+
+    parts: tuple[RowJacobian, ...]
+
+    @property
+    def values(self) -> Float[Array, " rows"]:
+        """The values of all rows."""
+        return jnp.concatenate([part.values for part in self.parts])
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the Gram matrix is, for any values."""
+        return all(
+            first.can_move(index) == second.can_move(index)
+            for first in self.parts
+            for second in self.parts
+            for index in range(len(first.blocks))
+            if not isinstance(first.blocks[index], Absent)
+            and not isinstance(second.blocks[index], Absent)
+        )
+
+    def matvec(self, update: Vector, *, movable_alone: bool = False) -> Float[Array, " rows"]:
+        """J u, or J P u with ``movable_alone``."""
+        return jnp.concatenate(
+            [part.matvec(update, movable_alone=movable_alone) for part in self.parts]
+        )
+
+    def rmatvec(self, weights: Float[Array, " rows"], like: Vector) -> Vector:
+        """P Jᵀλ."""
+        leaves, tree = jax.tree.flatten(like)
+        totals: list[Array] = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves]
+        ends = _cumulate([len(part.values) for part in self.parts])
+        by_part = [
+            part.rmatvec(weights[start:end])
+            for part, (start, end) in zip(self.parts, ends, strict=True)
+        ]
+        totals = [
+            _add([change[index] for change in by_part], zero) for index, zero in enumerate(totals)
+        ]
+        return jax.tree.unflatten(tree, totals)
 
     def gram(self, metric: Vector | None = None) -> Float[Array, "rows rows"]:
-        """J Jᵀ, or J D Jᵀ with a diagonal metric D."""
-        if metric is None:
-            return _total(map(_gram, self.blocks))
-        return _total(map(_weighted_gram, self.blocks, self.tree.flatten_up_to(metric)))
+        """J P Jᵀ, or J P D Jᵀ with a diagonal metric D."""
+        weights = None if metric is None else self.parts[0].tree.flatten_up_to(metric)
+        symmetric = self.is_symmetric
+        rows: list[list[Array]] = []
+        for i, first in enumerate(self.parts):
+            rows.append([])
+            for j, second in enumerate(self.parts):
+                if symmetric and j < i:
+                    rows[i].append(rows[j][i].T)
+                else:
+                    rows[i].append(_correlate_rows(first, second, weights))
+        return jnp.concatenate([jnp.concatenate(row, axis=1) for row in rows])
+
+    def materialise(self, like: Vector) -> Float[Array, "rows parameters"]:
+        """The dense Jacobian, for tests and small problems."""
+        leaves = jax.tree.leaves(like)
+        dense = []
+        for part in self.parts:
+            count = len(part.values)
+            parts = [
+                materialise(block, leaf, count).reshape(count, -1)
+                for block, leaf in zip(part.blocks, leaves, strict=True)
+            ]
+            dense.append(jnp.concatenate(parts, axis=1))
+        return jnp.concatenate(dense)
 
 
-def stack_rows(parts: Sequence[RowJacobian]) -> RowJacobian:
-    """The rows of several Jacobians with respect to the same parameters, one below the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return RowJacobian(
-        jnp.concatenate([part.values for part in parts]),
-        tuple(map(_stack_blocks, *(part.blocks for part in parts))),
-        parts[0].tree,
-    )
-
-
-def rows_of(function: Callable[[Vector], Float[Array, " rows"]], parameters: Vector) -> RowJacobian:
+def rows_of(
+    function: Callable[[Vector], Float[Array, " rows"]],
+    parameters: Vector,
+    *,
+    movable: tuple[bool, ...] | None = None,
+) -> RowJacobian:
     """The rows of any function, each by a backward pass of its own, all in one batch."""
-    values, pullback = jax.vjp(function, parameters)
+    leaves, tree = jax.tree.flatten(parameters)
+
+    def of_leaves(leaves: Sequence[Array]) -> Float[Array, " rows"]:
+        return function(jax.tree.unflatten(tree, leaves))
+
+    live = find_live_inputs(jax.make_jaxpr(of_leaves)(leaves))
+    moving = [leaf for leaf, is_live in zip(leaves, live, strict=True) if is_live]
+
+    def of_moving(moving: Sequence[Array]) -> Float[Array, " rows"]:
+        rest = iter(moving)
+        return of_leaves([next(rest) if live[i] else leaf for i, leaf in enumerate(leaves)])
+
+    values, pullback = jax.vjp(of_moving, moving)
     (gradients,) = jax.vmap(pullback)(jnp.eye(values.size, dtype=values.dtype))
-    leaves, tree = jax.tree.flatten(gradients)
-    return RowJacobian(values, tuple(Stored(leaf) for leaf in leaves), tree)
+    found = iter(gradients)
+    blocks = [Stored(next(found)) if is_live else Absent() for is_live in live]
+    return RowJacobian(values, tuple(blocks), tree, movable)
 
 
 def rows_of_slices(
-    function: Callable[[Vector, Slice], Float[Array, ""]], parameters: Vector, slices: PyTree
+    function: Callable[[Vector, Slice], Float[Array, ""]],
+    parameters: Vector,
+    slices: PyTree,
+    *,
+    movable: tuple[bool, ...] | None = None,
 ) -> RowJacobian:
     """A row for each slice: ``slices`` is a pytree of arrays with the slices on the first axis.
 
@@ -108,27 +202,33 @@ def rows_of_slices(
         function: (parameters, slice) ↦ one number.
         parameters: where the Jacobian is taken.
         slices: the batch, cut up.
+        movable: which parameters the rows may move; None for all.
     """
     one = jax.tree.map(lambda leaf: leaf[0], slices)
     leaves, tree = jax.tree.flatten(parameters)
     closed = jax.make_jaxpr(lambda p, s: function(jax.tree.unflatten(tree, p), s))(leaves, one)
+    live = find_live_inputs(closed)[: len(leaves)]
     rows = jax.tree.leaves(slices)[0].shape[0]
     equations = closed.jaxpr.eqns
     taps = find_taps(closed.jaxpr, closed.jaxpr.invars[: len(leaves)])
     taps = {
         index: found
         for index, found in taps.items()
-        if is_convolution(equations[found[0].equation])
-        or is_worth_factoring(found, leaves[index], rows)
+        if live[index]
+        and (
+            is_convolution(equations[found[0].equation])
+            or is_worth_factoring(found, leaves[index], rows)
+        )
     }
     tapped = [tap for found in taps.values() for tap in found]
-    plain = [leaf for index, leaf in enumerate(leaves) if index not in taps]
+    is_plain = [live[index] and index not in taps for index in range(len(leaves))]
+    plain = [leaf for leaf, is_stored in zip(leaves, is_plain, strict=True) if is_stored]
 
     def with_taps(
         plain: list[Array], injected: list[Array], piece: Slice
     ) -> tuple[Array, list[Array]]:
         rest = iter(plain)
-        values = [leaves[i] if i in taps else next(rest) for i in range(len(leaves))]
+        values = [next(rest) if is_plain[i] else leaf for i, leaf in enumerate(leaves)]
         inject = {tap.equation: value for tap, value in zip(tapped, injected, strict=True)}
         activations: dict[int, Array] = {}
         (result,) = run_with_taps(
@@ -143,20 +243,28 @@ def rows_of_slices(
     )
     factors = {tap.equation: (a, s) for tap, a, s in zip(tapped, activations, signals, strict=True)}
     rest = iter(gradients)
-    blocks = [
-        _tapped_block([(equations[tap.equation], *factors[tap.equation]) for tap in taps[index]])
-        if index in taps
-        else Stored(next(rest))
-        for index in range(len(leaves))
-    ]
-    return RowJacobian(values, tuple(blocks), tree)
+    blocks: list[Block] = []
+    for index in range(len(leaves)):
+        if index in taps:
+            layers = [(equations[t.equation], *factors[t.equation]) for t in taps[index]]
+            blocks.append(_tapped_block(layers))
+        else:
+            blocks.append(Stored(next(rest)) if is_plain[index] else Absent())
+    return RowJacobian(values, tuple(blocks), tree, movable)
+
+
+def count_stored_bytes(jacobian: RowJacobian) -> int:
+    """The bytes of gradients that are stored row by row; takes shapes as well as arrays."""
+    stored = [block.gradients for block in jacobian.blocks if isinstance(block, Stored)]
+    return sum(count_entries(leaf.shape) * leaf.dtype.itemsize for leaf in stored)
 
 
 def _tapped_block(layers: Sequence[tuple[jex.JaxprEqn, Array, Array]]) -> Block:
     """One kernel's block from the layers that use it: equation, activations, signals."""
     equations, activations, signals = zip(*layers, strict=True)
     if is_convolution(equations[0]):
-        return Stored(_total(map(_kernel_gradients, equations, activations, signals)))
+        gradients = map(_kernel_gradients, equations, activations, signals)
+        return Stored(functools.reduce(operator.add, gradients))
     return Factored(
         jnp.concatenate([_tokens(a) for a in activations], axis=1),
         jnp.concatenate([_tokens(s) for s in signals], axis=1),
@@ -183,67 +291,30 @@ def _kernel_gradients(
     return jax.vmap(one_row)(activations, signals)
 
 
+def _correlate_rows(
+    first: RowJacobian, second: RowJacobian, metric: list[Array] | None
+) -> Float[Array, "rows more_rows"]:
+    """J₁ P₂ D J₂ᵀ."""
+    parts = [
+        correlate(first.blocks[index], second.blocks[index], metric[index] if metric else None)
+        for index in range(len(first.blocks))
+        if second.can_move(index)
+    ]
+    dtype = jnp.result_type(jnp.float32, first.values, second.values)
+    return _add(parts, jnp.zeros((len(first.values), len(second.values)), dtype))
+
+
 def _tokens(array: Array) -> Float[Array, "rows tokens features"]:
     rows, features = array.shape[0], array.shape[-1]
     return array.reshape(rows, count_entries(array.shape[1:-1]), features)
 
 
-def _total(parts: Any) -> Array:
-    return functools.reduce(operator.add, parts)
+def _add(parts: Sequence[Array | None], zero: Array) -> Array:
+    """The sum of what is there."""
+    found = [part for part in parts if part is not None]
+    return functools.reduce(operator.add, found) if found else zero
 
 
-def _einsum(subscripts: str, *operands: Array) -> Array:
-    dtype = jnp.result_type(jnp.float32, *operands)
-    return jnp.einsum(subscripts, *(o.astype(dtype) for o in operands), precision="highest")
-
-
-def _dot(left: Array, right: Array) -> Float[Array, ""]:
-    """The inner product of two arrays, for a single row: XLA makes one pass over each of them."""
-    dtype = jnp.result_type(jnp.float32, left, right)
-    return jnp.tensordot(
-        left.astype(dtype), right.astype(dtype), axes=left.ndim, precision="highest"
-    )
-
-
-def _materialise(block: Block) -> Float[Array, "rows ..."]:
-    if isinstance(block, Stored):
-        return block.gradients
-    return _einsum("kti,kto->kio", block.activations, block.signals)
-
-
-def _times(block: Block, update: Array) -> Float[Array, " rows"]:
-    if isinstance(block, Stored):
-        if len(block.gradients) == 1:
-            return _dot(block.gradients[0], update)[None]
-        return _einsum("k...,...->k", block.gradients, update)
-    images = _einsum("kti,io->kto", block.activations, update)
-    return _einsum("kto,kto->k", images, block.signals)
-
-
-def _combine(block: Block, weights: Float[Array, " rows"]) -> Array:
-    if isinstance(block, Stored):
-        if len(block.gradients) == 1:
-            return weights[0] * block.gradients[0]
-        return _einsum("k,k...->...", weights, block.gradients)
-    signals = weights[:, None, None] * block.signals
-    return _einsum("kti,kto->io", block.activations, signals)
-
-
-def _gram(block: Block) -> Float[Array, "rows rows"]:
-    if isinstance(block, Stored):
-        if len(block.gradients) == 1:
-            return _dot(block.gradients[0], block.gradients[0])[None, None]
-        return _einsum("k...,l...->kl", block.gradients, block.gradients)
-    rows, tokens, _ = block.activations.shape
-    flat = [side.reshape(rows * tokens, side.shape[-1]) for side in block]
-    products = _einsum("ti,si->ts", flat[0], flat[0]) * _einsum("to,so->ts", flat[1], flat[1])
-    return products.reshape(rows, tokens, rows, tokens).sum(axis=(1, 3))
-
-
-def _weighted_gram(block: Block, metric: Array) -> Float[Array, "rows rows"]:
-    gradients = _materialise(block)
-    return _einsum("k...,l...->kl", gradients * metric, gradients)
-
-
-def _stack_blocks(*blocks: Block) -> Block:
-    return Stored(jnp.concatenate([_materialise(block) for block in blocks]))
+def _cumulate(counts: Sequence[int]) -> list[tuple[int, int]]:
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return [(end - count, end) for end, count in zip(ends, counts, strict=True)]

@@ -37,8 +37,15 @@ class Point(NamedTuple):
     model: Any
 
     def rows(self, parameters: PyTree) -> dict[str, Float[Array, " rows"]]:
-        """The rows of all constraints by name, for other parameters at this point."""
-        return self.constraints(parameters, self.batch, self.key, self.model)
+        """The rows of all constraints by name, for other parameters at this point.
+
+        Their derivative is with respect to what each constraint may move.
+        """
+        keys = self.constraints.keys(self.key)
+        return {
+            member.name: member.rows(member.hold(parameters), self.batch, key, self.model)
+            for member, key in zip(self.constraints, keys, strict=True)
+        }
 
 
 class Taken(NamedTuple):

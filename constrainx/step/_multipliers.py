@@ -2,76 +2,197 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
+class _Scaled(NamedTuple):
+    """A system in rows of unit length: C = G / (l lᵀ), e / l, with λ l as its unknowns."""
+
+    gram: Float[Array, "k k"]
+    right: Float[Array, " k"]
+    lengths: Float[Array, " k"]
+    active: Bool[Array, " k"]
+
+
 def solve_gram(
-    gram: Float[Array, "k k"], right: Float[Array, " k"], active: Bool[Array, " k"]
+    gram: Float[Array, "k k"],
+    right: Float[Array, " k"],
+    active: Bool[Array, " k"],
+    *,
+    symmetric: bool = True,
 ) -> Float[Array, " k"]:
     """λ with G λ = r on the active rows and zero elsewhere; finite also where G is singular.
 
-    Rows are scaled to unit length, a multiple of the rounding error is added to the diagonal, and
-    refinement takes its effect out again where G is regular. Where rows depend on each other it
-    stays: rows that contradict share what they cannot both have.
+    Rows are scaled to unit length first, so that their units do not matter. Where they depend on
+    each other, up to rounding, λ is the solution of minimum norm of the least-squares problem: rows
+    that contradict share what they cannot both have.
+
+    Args:
+        gram: G.
+        right: r.
+        active: which rows take part.
+        symmetric: whether G is; otherwise it is solved by its singular values.
     """
-    k = len(right)
-    diagonal = jnp.diagonal(gram)
-    active = active & (diagonal > 0)  # a row without a gradient has nothing to move
-    lengths = jnp.where(active, jnp.sqrt(jnp.where(active, diagonal, 1)), 1)
-    keep = active.astype(gram.dtype)
-    scaled = gram / (lengths[:, None] * lengths) * (keep[:, None] * keep)
-    scaled += jnp.diag(1 - keep)
-    right = right / lengths * keep
-    if k == 1:
-        return right / lengths
-    shift = 2 * max(k, 16) * jnp.finfo(gram.dtype).eps
-    factor = jnp.linalg.cholesky(scaled + shift * jnp.eye(k, dtype=gram.dtype))
-    solution = jnp.zeros_like(right)
-    for _ in range(3):
-        residual = right - jnp.matmul(scaled, solution, precision="highest")
-        solution += jax.scipy.linalg.cho_solve((factor, True), residual)
-    return solution / lengths * keep
+    scaled = _scale(gram, right, active)
+    return _solve(scaled, symmetric=symmetric) / scaled.lengths
 
 
-def active_rows(
+def find_active_rows(
     gram: Float[Array, "k k"],
     excess: Float[Array, " k"],
     acts: Bool[Array, " k"],
     inequality: Bool[Array, " k"],
-) -> Bool[Array, " k"]:
-    """The rows that are active at the solution of the quadratic program.
+    *,
+    symmetric: bool = True,
+) -> tuple[Bool[Array, " k"], Bool[Array, ""]]:
+    """The rows that are active at the solution of the quadratic program, and whether it was found.
 
-        minimise ½ λᵀG λ − λᵀe    with    λ ≥ 0 for inequalities,
+        minimise ½ λᵀG λ − λᵀe    with    λ ≥ 0 for inequalities.
 
-    by the dual active-set method: drop the row with the most negative multiplier, else add the one
-    that is violated most, until there is neither. Equalities are always active.
+    Equalities are always active. An active-set method on rows of unit length: λ stays feasible;
+    solve on the active rows, and go towards that solution until a multiplier would turn negative,
+    whose row is dropped; once there, add the row that is violated most. Where active rows depend on
+    each other and contradict, the residual is a direction along which the objective falls without
+    end, and λ follows it until a row can be dropped; if none can, the rows have no common solution.
     """
     gram, excess = jax.lax.stop_gradient((gram, excess))
     k = len(excess)
-    scale = jnp.sqrt(jnp.maximum(jnp.diagonal(gram), jnp.finfo(gram.dtype).tiny))
-    slack = 10 * k * jnp.finfo(gram.dtype).eps * (jnp.max(jnp.abs(excess)) + 1e-30)
+    everything = _scale(gram, excess, acts)
+    acts = everything.active
+    eps = jnp.finfo(gram.dtype).eps
+    magnitudes = jnp.abs(everything.gram)
 
-    def body(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        active, count, _ = state
-        multipliers = solve_gram(gram, excess, active)
-        # Compared in units of the step that a row asks for, which do not depend on its scale.
-        negative = jnp.where(active & inequality, multipliers * scale, 0)
-        violated = excess - gram @ multipliers - slack
-        violated = jnp.where(acts & inequality & ~active, violated / scale, 0)
-        drop, add = jnp.argmin(negative), jnp.argmax(violated)
-        must_drop, must_add = negative[drop] < 0, violated[add] > 0
-        change = jnp.where(must_drop, drop, add)
-        flipped = active.at[change].set(~active[change])
-        moving = must_drop | must_add
-        return jnp.where(moving, flipped, active), count + 1, ~moving
+    class Search(NamedTuple):
+        active: Bool[Array, " k"]
+        multipliers: Float[Array, " k"]
+        tries: Int[Array, ""]
+        done: Bool[Array, ""]
+        feasible: Bool[Array, ""]
 
-    def go_on(state: tuple[Array, Int[Array, ""], Bool[Array, ""]]) -> Array:
-        _, count, done = state
-        return ~done & (count < 3 * k + 8)
+    def measure_rounding(multipliers: Array) -> Float[Array, " k"]:
+        """What the residual of each row may be off by."""
+        sizes = jnp.abs(everything.right) + magnitudes @ jnp.abs(multipliers)
+        return 4 * max(k, 8) * eps * sizes
 
-    start = acts & (~inequality | (excess > 0))
-    done = ~jnp.any(acts & inequality)
-    active, _, _ = jax.lax.while_loop(go_on, body, (start, jnp.zeros((), jnp.int32), done))
-    return active
+    def go_on(search: Search) -> Bool[Array, ""]:
+        return ~search.done & (search.tries < 10 * k + 20)
+
+    def improve(search: Search) -> Search:
+        current, active = search.multipliers, search.active
+        scaled = _restrict(everything, active)
+        solution = _solve(scaled, symmetric=symmetric)
+        left = jnp.where(active, everything.right - everything.gram @ solution, 0)
+        # Ten times, because the rank was decided with about as much.
+        rounding = measure_rounding(solution)
+        contradicts = jnp.any(jnp.abs(left) > 10 * rounding + 1e3 * eps * _largest(solution))
+        direction = jnp.where(contradicts, left, solution - current)
+        falling = active & inequality & (direction < 0)
+        falling &= contradicts | (solution < 0)
+        reach = jnp.where(falling, current / jnp.where(falling, -direction, 1), jnp.inf)
+        step = jnp.min(reach)
+        blocked = jnp.any(falling)
+        # A part of the way, and drop what has arrived at zero.
+        moved = jnp.where(active, current + jnp.where(blocked, step, 0) * direction, 0)
+        dropped = falling & (reach <= step)
+        # Or all of the way, and add what is violated most.
+        violated = everything.right - everything.gram @ solution - rounding
+        violated = jnp.where(acts & inequality & ~active, violated, 0)
+        worst = jnp.argmax(violated)
+        adds = violated[worst] > 0
+        arrived = ~blocked
+        added = jnp.zeros(k, bool).at[worst].set(adds & ~contradicts)
+        return Search(
+            active=jnp.where(arrived, active | added, active & ~dropped),
+            multipliers=jnp.where(arrived, solution, jnp.where(dropped, 0, moved)),
+            tries=search.tries + 1,
+            done=arrived & (contradicts | ~adds),
+            feasible=~(arrived & contradicts),
+        )
+
+    start = acts & (~inequality | (everything.right > 0))
+    search = Search(
+        active=start,
+        multipliers=jnp.zeros_like(excess),
+        tries=jnp.zeros((), jnp.int32),
+        done=~jnp.any(acts & inequality),
+        feasible=jnp.ones((), bool),
+    )
+    found = jax.lax.while_loop(go_on, improve, search)
+    return found.active, found.done & found.feasible
+
+
+def _scale(gram: Array, right: Array, active: Bool[Array, " k"]) -> _Scaled:
+    diagonal = jnp.diagonal(gram)
+    active = active & (diagonal > 0)  # a row without a gradient has nothing to move
+    lengths = jnp.where(active, jnp.sqrt(jnp.where(active, diagonal, 1)), 1)
+    # One after the other, because the product of two lengths may overflow.
+    scaled = _Scaled(gram / lengths[:, None] / lengths, right / lengths, lengths, active)
+    return _restrict(scaled, active)
+
+
+def _restrict(scaled: _Scaled, active: Bool[Array, " k"]) -> _Scaled:
+    """The identity in place of the rows that do not act, and the rest as it is."""
+    both = active[:, None] & active
+    identity = jnp.eye(len(active), dtype=scaled.gram.dtype)
+    return _Scaled(
+        jnp.where(both, scaled.gram, jnp.where(active, 0, identity)),
+        jnp.where(active, scaled.right, 0),
+        scaled.lengths,
+        active,
+    )
+
+
+def _solve(scaled: _Scaled, *, symmetric: bool) -> Float[Array, " k"]:
+    """λ l, by Cholesky's factorisation, or by eigenvalues if the rows nearly depend."""
+    gram, right, _, active = scaled
+    k = len(right)
+    if k == 1:
+        return right
+    if not symmetric:
+        return jnp.where(active, _solve_by_singular_values(gram, right), 0)
+    cut = 2 * max(k, 16) * float(jnp.finfo(gram.dtype).eps)
+    factor = jnp.linalg.cholesky(gram + cut * jnp.eye(k, dtype=gram.dtype))
+    # The squared pivot is the squared distance of a row from the span of those before it.
+    pivots = jax.lax.stop_gradient(jnp.square(jnp.diagonal(factor)))
+    independent = jnp.all(pivots > 20 * cut)  # false for NaN
+    solution = jax.lax.cond(
+        independent,
+        lambda: _solve_by_cholesky(gram, right, factor),
+        lambda: _solve_by_eigenvalues(gram, right, cut),
+    )
+    return jnp.where(active, solution, 0)
+
+
+def _solve_by_cholesky(gram: Array, right: Array, factor: Array) -> Array:
+    """The shift of the diagonal is taken out again by refinement."""
+    solution = jnp.zeros_like(right)
+    for _ in range(3):
+        residual = right - jnp.matmul(gram, solution, precision="highest")
+        solution += jax.scipy.linalg.cho_solve((factor, True), residual)
+    return solution
+
+
+def _solve_by_eigenvalues(gram: Array, right: Array, cut: float) -> Array:
+    values, vectors = jnp.linalg.eigh(gram)
+    keep = values > cut
+    inverse = jnp.where(keep, 1 / jnp.where(keep, values, 1), 0)
+
+    def apply(vector: Array) -> Array:
+        parts = inverse * jnp.matmul(vectors.T, vector, precision="highest")
+        return jnp.matmul(vectors, parts, precision="highest")
+
+    solution = apply(right)
+    return solution + apply(right - jnp.matmul(gram, solution, precision="highest"))
+
+
+def _solve_by_singular_values(gram: Array, right: Array) -> Array:
+    cut = 2 * max(len(right), 16) * jnp.finfo(gram.dtype).eps
+    return jnp.matmul(jnp.linalg.pinv(gram, rtol=cut), right, precision="highest")
+
+
+def _largest(values: Array) -> Float[Array, ""]:
+    return jnp.max(jnp.abs(values))

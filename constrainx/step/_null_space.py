@@ -8,14 +8,23 @@ from typing import Literal, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints import Composed, Member, Placement
 from constrainx.errors import ArgumentError, check_choice
+from constrainx.linalg import norm
+from constrainx.step._linearise import (
+    SolverChoice,
+    Traced,
+    check_solver,
+    linearise,
+    place_rows,
+    trace_members,
+)
 from constrainx.step._method import Optimize, Point, Taken
 from constrainx.step._project import correct_stage, report_corrections
 from constrainx.step._rows import Layout, Stage
-from constrainx.step._system import Correction, SolverChoice, check_solver, count_rows, linearise
+from constrainx.step._system import Correction
 
 Metric: TypeAlias = Literal["identity", "optimizer"]
 
@@ -64,13 +73,18 @@ class NullSpace:
         self, point: Point, gradients: PyTree, optimize: Optimize, multipliers: PyTree
     ) -> Taken:
         """One step, with one Jacobian for both of its stages."""
-        places = {member.name: self._place(member) for member in point.constraints}
-        layout = Layout(point.constraints, count_rows(point), places)
+        traced = trace_members(point)
+        places = {
+            member.name: self._place(member, found)
+            for member, found in zip(point.constraints, traced, strict=True)
+        }
+        layout = Layout(point.constraints, tuple(found.rows for found in traced), places)
         system = linearise(point, self.solver, layout.counts)
         corrections: dict[Stage, Correction] = {}
         if layout.has("gradient"):
             descent = jax.tree.map(jnp.negative, gradients)
-            found = correct_stage(descent, point, layout, system, stage="gradient")
+            reach = _measure_reach(gradients, optimize) if layout.foresees else None
+            found = correct_stage(descent, point, layout, system, stage="gradient", reach=reach)
             gradients = jax.tree.map(jnp.negative, found.vector)
             corrections["gradient"] = found
         update, optimizer = optimize(gradients)
@@ -83,10 +97,19 @@ class NullSpace:
             corrections["update"] = found
         return Taken(update, optimizer, report_corrections(layout, corrections), multipliers)
 
-    def _place(self, member: Member) -> Placement:
+    def _place(self, member: Member, traced: Traced) -> Placement:
         if self.metric == "optimizer":
             return "update"
-        return self.placement or member.placement or "update"
+        return self.placement or place_rows(member, traced)
+
+
+def _measure_reach(gradients: PyTree, optimize: Optimize) -> Float[Array, ""]:
+    """How long the optimizer's update is, in units of the gradient that goes in."""
+    update, _ = optimize(gradients)
+    length = norm(gradients)
+    tiny = jnp.finfo(length.dtype).tiny
+    reach = norm(update) / jnp.maximum(length, tiny)
+    return jax.lax.stop_gradient(jnp.maximum(reach, jnp.sqrt(tiny)))
 
 
 def _find_diagonal(state: optax.OptState, parameters: PyTree) -> PyTree | None:

@@ -14,11 +14,11 @@ from jaxtyping import PyTree
 from constrainx.constraints import Composed, Constraint, compose
 from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from constrainx.step._lagrangian import Lagrangian
+from constrainx.step._linearise import SolverChoice
 from constrainx.step._method import Method, Point
 from constrainx.step._null_space import NullSpace
 from constrainx.step._penalty import Penalty
 from constrainx.step._report import ConstrainedState, ConstraintState, initial_state
-from constrainx.step._system import SolverChoice
 from constrainx.step._unconstrained import Unconstrained
 
 ConstraintLike: TypeAlias = nnx.Module | Constraint | Callable[..., PyTree] | Composed
@@ -172,6 +172,8 @@ def _point(
         raise ArgumentError(
             "constraints are linearised at the parameters: call `update(grads, state, params)`."
         )
+    if extra.get("module") is None:
+        constraints.check_current(params)
     key = extra.get("key")
     key = jax.random.fold_in(jax.random.key(0), state.step) if key is None else key
     return Point(constraints, params, state.step, extra.get("batch"), key, extra.get("module"))

@@ -10,18 +10,11 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from constrainx.constraints import Composed
 from constrainx.linalg import norm
+from constrainx.step._linearise import SolverChoice, any_acts, linearise, trace_members
 from constrainx.step._method import Point, measure_excess
 from constrainx.step._report import Report
 from constrainx.step._rows import STAGES, Layout, Stage
-from constrainx.step._system import (
-    INEXACT,
-    Correction,
-    SolverChoice,
-    System,
-    any_acts,
-    count_rows,
-    linearise,
-)
+from constrainx.step._system import INEXACT, Correction, System
 
 
 class Projection(NamedTuple):
@@ -78,8 +71,11 @@ def project(
         solver: "auto", "gram", or a least-squares solver such as `LSMR(rtol=1e-4)`.
     """
     key = jax.random.key(0) if key is None else key
+    if model is None:
+        constraints.check_current(parameters)
     point = Point(constraints, parameters, jnp.asarray(step, jnp.int32), batch, key, model)
-    layout = Layout(constraints, count_rows(point), dict.fromkeys(constraints.names, "update"))
+    counts = tuple(traced.rows for traced in trace_members(point))
+    layout = Layout(constraints, counts, dict.fromkeys(constraints.names, "update"))
     system = linearise(point, solver, layout.counts)
     found = correct_stage(update, point, layout, system, stage="update", metric=metric)
     return Projection(
@@ -98,9 +94,10 @@ def correct_stage(
     *,
     stage: Stage,
     metric: PyTree | None = None,
+    reach: Float[Array, ""] | None = None,
 ) -> Correction:
     """Corrects a descent direction or an update, unless no constraint acts at this step."""
-    rows = layout.ask(system.values, point.step, stage)
+    rows = layout.ask(system.values, point.step, stage, reach=reach)
     acts = any_acts(point)
     if acts is None:
         return system.correct(vector, rows, metric)

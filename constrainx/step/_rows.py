@@ -27,12 +27,15 @@ class Rows(NamedTuple):
         target: see above.
         acts: whether the row takes part in this stage at all.
         inequality: whether it is one.
+        movable_alone: whether the parameters that the rows may not move are left out of J v. A
+            gradient is projected in the space of what may move; an update must obey as a whole.
     """
 
     values: Float[Array, " rows"]
     target: Float[Array, " rows"]
     acts: Bool[Array, " rows"]
     inequality: Bool[Array, " rows"]
+    movable_alone: bool = False
 
 
 class Layout(NamedTuple):
@@ -66,13 +69,35 @@ class Layout(NamedTuple):
         """Whether any row is projected in this stage."""
         return any(stage in STAGES[place] for place in self.placements.values())
 
-    def ask(self, values: Float[Array, " rows"], step: Int[Array, ""], stage: Stage) -> Rows:
+    @property
+    def foresees(self) -> bool:
+        """Whether an inequality is projected twice: then it must be known how far a step goes."""
+        return any(
+            member.kind == "inequality" and self.placements[member.name] == "twice"
+            for member in self.constraints
+        )
+
+    def ask(
+        self,
+        values: Float[Array, " rows"],
+        step: Int[Array, ""],
+        stage: Stage,
+        *,
+        reach: Float[Array, ""] | None = None,
+    ) -> Rows:
         """What a stage asks of all rows at a step.
 
-        On an update, and on the gradient of rows that are projected there alone, J v = −γ c. The
-        gradient of rows that are projected twice loses what lies in their span and has no pull,
-        J v = 0. An inequality that holds may be used up, J v ≤ −c, and in the gradient of rows that
-        are projected twice it acts only at its bound.
+        On an update, and on the gradient of rows that are projected there alone, J v = −γ c, and an
+        inequality that holds may be used up, J v ≤ −c. The gradient of rows that are projected
+        twice loses what lies in their span and has no pull, J v = 0; of an inequality that holds it
+        keeps what the step will use up, J v ≤ −c / reach. (If rows took part in it at their bound
+        alone, those that meet in a corner would push each other off and on it in turn.)
+
+        Args:
+            values: c.
+            step: for schedules.
+            stage: before the optimizer or after it.
+            reach: how long an update is, in units of its gradient.
         """
         members = list(self.constraints)
         places = [self.placements[member.name] for member in members]
@@ -87,8 +112,8 @@ class Layout(NamedTuple):
         target = jnp.where(inequality & (values <= 0), -values, -gamma * values)
         if stage == "gradient" and "twice" in places:
             twice = self.spread([jnp.asarray(place == "twice") for place in places])
-            # Within rounding of its bound: what a step leaves of a row it put there.
-            near = self.spread([jnp.asarray(m.tolerance) for m in members]) * 1e-3
-            target = jnp.where(twice, 0, target)
-            acts &= ~(twice & inequality) | (values >= -near)
-        return Rows(values, target, acts, inequality)
+            room = jnp.zeros_like(values)
+            if reach is not None:
+                room = jnp.where(inequality, jnp.maximum(-values, 0) / reach, 0)
+            target = jnp.where(twice, room, target)
+        return Rows(values, target, acts, inequality, movable_alone=stage == "gradient")

@@ -1,46 +1,34 @@
 """The linearised constraints of a step, and corrections that make a vector obey them.
 
-For a vector v, rows with Jacobian J and targets t, and a diagonal metric D,
+For a vector v, rows with Jacobian J and targets t, a diagonal metric D, and P for the parameters
+that the rows may move,
 
-    v' = argmin ‖v' − v‖²_{D⁻¹}  subject to  J v' = t
-       = v − D Jᵀλ,    (J D Jᵀ) λ = J v − t.
+    v' = argmin ‖v' − v‖²_{D⁻¹}  subject to  J v' = t,  v' = v outside of P
+       = v − P D Jᵀλ,    (J P D Jᵀ) λ = J v − t.
 
 Inequalities make that a quadratic program with λ ≥ 0 for their rows and J v' ≤ t.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from constrainx.constraints import Composed, Member, cut_batch
-from constrainx.errors import ArgumentError
 from constrainx.linalg import LSMR, Solver, lstsq, norm
-from constrainx.step._jacobian import RowJacobian, rows_of, rows_of_slices, stack_rows
-from constrainx.step._method import Point
-from constrainx.step._multipliers import active_rows, solve_gram
+from constrainx.step._jacobian import StackedJacobian
+from constrainx.step._multipliers import find_active_rows, solve_gram
 from constrainx.step._rows import Rows
 
-log = logging.getLogger("constrainx")
-
-SolverChoice: TypeAlias = Literal["auto", "gram"] | Solver
-
-# Measured by `python -m benchmarks crossover`: below, a backward pass for each row in one batch is
-# faster than the iterations of LSMR; and gradients of all rows should fit beside the model.
-ROWS_WITH_STORED_GRADIENTS = 8
-# Only the Gram matrix gives the exact active set of inequalities, which is worth more.
-ROWS_WITH_INEQUALITIES = 64
-BYTES_OF_STORED_GRADIENTS = 2**31
 # In training, a step need not be more exact than the linearisation it is based on. What it leaves
 # undone may be this part of γ c, so that the tolerance follows the violation, down to rtol.
 INEXACT = LSMR(rtol=1e-3)
 UNDONE = 0.02
+# How often an iterative solve may change which inequalities are active.
+PASSES = 8
 
 
 class Correction(NamedTuple):
@@ -83,9 +71,11 @@ class System(Protocol):
 
 
 class GramSystem(NamedTuple):
-    """By the Gram matrix J D Jᵀ; exact, also for inequalities."""
+    """By the Gram matrix J P D Jᵀ; exact, also for inequalities."""
 
-    jacobian: RowJacobian
+    jacobian: StackedJacobian
+    # In the metric of the identity, so that it is shared by both stages of a step.
+    gram: Float[Array, "rows rows"]
 
     @property
     def values(self) -> Float[Array, " rows"]:
@@ -97,12 +87,15 @@ class GramSystem(NamedTuple):
         # The vector is needed twice. Without the barrier XLA computes its last part twice, too,
         # with a pass over memory for each.
         vector = jax.lax.optimization_barrier(vector)
-        gram = self.jacobian.gram(metric)
-        before = self.jacobian.matvec(vector)
+        gram = self.gram if metric is None else self.jacobian.gram(metric)
+        symmetric = self.jacobian.is_symmetric
+        before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
         excess = before - rows.target
-        active = active_rows(gram, excess, rows.acts, rows.inequality)
-        multipliers = solve_gram(gram, excess, active)
-        change = self.jacobian.rmatvec(multipliers)
+        active, found = find_active_rows(
+            gram, excess, rows.acts, rows.inequality, symmetric=symmetric
+        )
+        multipliers = solve_gram(gram, excess, active, symmetric=symmetric)
+        change = self.jacobian.rmatvec(multipliers, vector)
         if metric is not None:
             change = jax.tree.map(jnp.multiply, metric, change)
         return Correction(
@@ -113,7 +106,7 @@ class GramSystem(NamedTuple):
             after=before - jnp.matmul(gram, multipliers, precision="highest"),
             multipliers=multipliers,
             iterations=jnp.ones((), jnp.int32),
-            converged=jnp.all(jnp.isfinite(multipliers)),
+            converged=found & jnp.all(jnp.isfinite(multipliers)),
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
@@ -122,42 +115,126 @@ class GramSystem(NamedTuple):
 
 
 class IterativeSystem(NamedTuple):
-    """By a matrix-free least-squares solver; inequalities in one pass."""
+    """By a matrix-free least-squares solver.
+
+    Attributes:
+        values: c.
+        linear: v ↦ J v.
+        movable: v ↦ P v for the rows of each constraint, in their order.
+        counts: how many rows each constraint has.
+        scales: the length of a row, for each constraint, by which its rows are divided.
+        parameters: what a vector looks like.
+        solver: the user's, or None for an inexact one.
+    """
 
     values: Float[Array, " rows"]
     linear: Callable[[PyTree], Float[Array, " rows"]]
+    movable: tuple[bool, ...] | None
+    counts: tuple[int, ...]
+    scales: Float[Array, " rows"]
     parameters: PyTree
     solver: Solver | None
 
     def correct(self, vector: PyTree, rows: Rows, metric: PyTree | None = None) -> Correction:
-        """Iterates; as exactly as the linearisation deserves, unless a solver was given."""
-        before = self.linear(_cast(vector, self.parameters))
+        """Iterates; as exactly as the linearisation deserves, unless a solver was given.
+
+        Inequalities by an active set in a few passes: rows that would be violated act, and rows
+        that pull the wrong way do not. Where that has not settled, ``converged`` is false.
+        """
+        cast = _cast(vector, self.parameters)
+        before = self.linear(self._hold(cast) if rows.movable_alone else cast)
         excess = before - rows.target
-        # Rows act if they would be violated without the correction.
-        weights = (rows.acts & (~rows.inequality | (excess > 0))).astype(excess.dtype)
-        roots = None if metric is None else jax.tree.map(jnp.sqrt, metric)
-        inexact = self.solver is None
-        change, info = lstsq(
-            lambda v: weights * self.linear(v),
-            weights * excess,
-            like=self.parameters,
-            preconditioner=roots,
-            reference=UNDONE / INEXACT.rtol * norm(weights * rows.target) if inexact else None,
-            solver=INEXACT if self.solver is None else self.solver,
+        has_inequalities = not isinstance(rows.inequality, jax.core.Tracer) and bool(
+            jnp.any(rows.inequality)
         )
+        active = rows.acts & (~rows.inequality | (excess > 0))
+        change, iterations, converged = self._solve(excess, rows, active, metric)
+        if has_inequalities:
+            settled = jnp.zeros((), bool)
+            for _ in range(PASSES):
+                slack = self._slack(excess)
+                left = excess - self.linear(change)
+                violated = rows.acts & rows.inequality & ~active & (left > slack)
+                wrong = rows.inequality & active & (self._multipliers(change, active, metric) < 0)
+                settled = ~jnp.any(violated | wrong)
+                new = jnp.where(jnp.any(wrong), active & ~wrong, active | violated)
+                change, more, solved = jax.lax.cond(
+                    settled,
+                    lambda change=change: (change, jnp.zeros((), jnp.int32), jnp.ones((), bool)),
+                    lambda new=new: self._solve(excess, rows, new, metric),
+                )
+                active = jnp.where(settled, active, new)
+                iterations += more
+                converged &= solved
+            converged &= settled
         return Correction(
             vector=_subtract(vector, change),
             rows=rows,
             before=before,
             after=before - self.linear(change),
             multipliers=None,
-            iterations=jnp.asarray(info.iterations, jnp.int32),
-            converged=jnp.asarray(info.converged),
+            iterations=iterations,
+            converged=converged,
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
         """The same vector."""
         return _leave(vector, rows, None)
+
+    def _solve(
+        self, excess: Array, rows: Rows, active: Bool[Array, " rows"], metric: PyTree | None
+    ) -> tuple[PyTree, Int[Array, ""], Bool[Array, ""]]:
+        weights = active.astype(excess.dtype) / self.scales
+        targets = [norm(part) for part in self._split(weights * rows.target)]
+        roots = None if metric is None else jax.tree.map(jnp.sqrt, metric)
+        change, info = lstsq(
+            lambda v: weights * self.linear(self._hold(v)),
+            weights * excess,
+            like=self.parameters,
+            preconditioner=roots,
+            # Of all constraints, the one that asks for least is the measure.
+            reference=(
+                UNDONE / INEXACT.rtol * jnp.min(jnp.stack(targets)) if self.solver is None else None
+            ),
+            solver=INEXACT if self.solver is None else self.solver,
+        )
+        change = self._hold(change)
+        return change, jnp.asarray(info.iterations, jnp.int32), jnp.asarray(info.converged)
+
+    def _multipliers(
+        self, change: PyTree, active: Bool[Array, " rows"], metric: PyTree | None
+    ) -> Float[Array, " rows"]:
+        """λ l with D Jᵀλ = change on the active rows, up to a positive factor each."""
+        transpose = jax.linear_transpose(self.linear, self.parameters)
+        weights = active.astype(self.values.dtype) / self.scales
+        target = change if metric is None else jax.tree.map(jnp.divide, change, metric)
+        found, _ = lstsq(
+            lambda w: self._hold(transpose(weights * w)[0]),
+            target,
+            like=self.values,
+            solver=INEXACT if self.solver is None else self.solver,
+        )
+        largest = jnp.max(jnp.abs(found))
+        return jnp.where(jnp.abs(found) <= 10 * INEXACT.rtol * largest, 0, found)
+
+    def _slack(self, excess: Array) -> Array:
+        """What an inexact solve leaves, in the units of each row."""
+        rtol = INEXACT.rtol if self.solver is None else 1e-5
+        return 10 * rtol * self.scales * jnp.max(jnp.abs(excess / self.scales))
+
+    def _hold(self, vector: PyTree) -> PyTree:
+        if self.movable is None:
+            return vector
+        leaves, tree = jax.tree.flatten(vector)
+        held = [
+            leaf if moves else 0 * leaf  # which `lstsq` sees to be linear
+            for leaf, moves in zip(leaves, self.movable, strict=True)
+        ]
+        return jax.tree.unflatten(tree, held)
+
+    def _split(self, rows: Array) -> list[Array]:
+        ends = [sum(self.counts[: i + 1]) for i in range(len(self.counts))]
+        return [rows[e - n : e] for e, n in zip(ends, self.counts, strict=True)]
 
 
 def _leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
@@ -170,105 +247,6 @@ def _leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
         multipliers=multipliers,
         iterations=jnp.zeros((), jnp.int32),
         converged=jnp.array(True),
-    )
-
-
-def linearise(point: Point, solver: SolverChoice, counts: tuple[int, ...]) -> System:
-    """The rows of all constraints at a point, once for all stages of a step.
-
-    A step at which no constraint acts costs a forward pass, to know the violations.
-
-    Args:
-        point: where.
-        solver: "auto", "gram", or a least-squares solver.
-        counts: how many rows each constraint has.
-    """
-    route = pick_route(solver, point.constraints, counts, point.parameters)
-    arguments = _arguments(point)
-
-    def function(p: PyTree) -> Float[Array, " rows"]:
-        return jnp.concatenate([member.rows(p, *inputs) for member, *inputs in arguments])
-
-    if route == "iterative":
-        values, linear = jax.linearize(function, point.parameters)
-        chosen = None if isinstance(solver, str) else solver
-        return IterativeSystem(values, linear, point.parameters, chosen)
-
-    def differentiate() -> RowJacobian:
-        return stack_rows([_jacobian(point.parameters, *argument) for argument in arguments])
-
-    def evaluate_alone() -> RowJacobian:
-        blank = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(differentiate)
-        )
-        return dataclasses.replace(blank, values=function(point.parameters))
-
-    acts = any_acts(point)
-    if acts is None:
-        return GramSystem(differentiate())
-    return GramSystem(jax.lax.cond(acts, differentiate, evaluate_alone))
-
-
-def any_acts(point: Point) -> Bool[Array, ""] | None:
-    """Whether any constraint acts at this step, or None if one always does."""
-    if any(member.start == 0 and member.every == 1 for member in point.constraints):
-        return None
-    return jnp.any(jnp.stack([member.acts_at(point.step) for member in point.constraints]))
-
-
-def count_rows(point: Point) -> tuple[int, ...]:
-    """How many rows each constraint has."""
-
-    def count(member: Member, batch: Any, key: Array, model: Any) -> int:
-        rows = jax.eval_shape(lambda p: member.rows(p, batch, key, model), point.parameters)
-        return rows.shape[0]
-
-    return tuple(count(*argument) for argument in _arguments(point))
-
-
-def pick_route(
-    solver: SolverChoice, constraints: Composed, counts: tuple[int, ...], parameters: PyTree
-) -> Literal["gram", "iterative"]:
-    """Closed form for one row, Gram matrix for few rows or rows on disjoint examples, else LSMR."""
-    if not isinstance(solver, str):
-        return "iterative"
-    check_solver(solver)
-    shared = sum(n for m, n in zip(constraints, counts, strict=True) if m.slices is None)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(parameters))
-    exact = any(member.kind == "inequality" for member in constraints)
-    most = ROWS_WITH_INEQUALITIES if exact else ROWS_WITH_STORED_GRADIENTS
-    few = shared <= most and shared * size <= BYTES_OF_STORED_GRADIENTS
-    pick: Literal["gram", "iterative"] = "gram" if solver == "gram" or few else "iterative"
-    form = "closed form" if sum(counts) == 1 else "Gram matrix"
-    log.info(
-        "%d rows from %s: %s", sum(counts), ", ".join(constraints.names),
-        form if pick == "gram" else f"iterations of {INEXACT}",
-    )  # fmt: skip
-    return pick
-
-
-def check_solver(solver: Any) -> None:
-    """Raises unless it is one of the names, or has the method that a solver has."""
-    if solver not in ("auto", "gram") and not isinstance(solver, Solver):
-        raise ArgumentError(
-            f'`solver` must be "auto", "gram" or a least-squares solver, got {solver!r}.'
-        )
-
-
-def _arguments(point: Point) -> list[tuple[Member, Any, Array, Any]]:
-    keys = point.constraints.keys(point.key)
-    return [(m, point.batch, k, point.model) for m, k in zip(point.constraints, keys, strict=True)]
-
-
-def _jacobian(
-    parameters: PyTree, member: Member, batch: Any, key: Array, model: Any
-) -> RowJacobian:
-    batch = member.view(batch)
-    if member.slices is None:
-        return rows_of(lambda p: member.function(p, batch, key, model), parameters)
-    pieces = cut_batch(batch, key, member.slices(batch))
-    return rows_of_slices(
-        lambda p, piece: member.function(p, piece[0], piece[1], model)[0], parameters, pieces
     )
 
 

@@ -76,7 +76,7 @@ def test_rows_of_slices(x64, name, rows):
     )
     np.testing.assert_allclose(J.matvec(direction), dense @ ravel_pytree(direction)[0], rtol=1e-10)
     np.testing.assert_allclose(ravel_pytree(J.rmatvec(weights))[0], weights @ dense, atol=1e-12)
-    both = jacobian.stacked([J, jacobian.rows_of(lambda p: 3 * J.matvec(p), params)])
+    both = jacobian.stack_rows([J, jacobian.rows_of(lambda p: 3 * J.matvec(p), params)])
     np.testing.assert_allclose(
         both.gram()[:rows, rows:], 3 * dense @ dense.T, rtol=1e-9, atol=1e-13
     )

@@ -1,0 +1,176 @@
+"""One parameter's part of a Jacobian, stored row by row or as a sum of outer products.
+
+Through a dense layer z = a W the gradient of a row is a sum of outer products over the tokens that
+it sees, ∇W cᵢ = Σₜ aₜ δₜᵀ with the signals δ = ∂c/∂z, so that with activations a and signals δ
+
+    ⟨∇cᵢ, ∇cⱼ⟩ = Σₜₛ (aₜ·aₛ)(δₜ·δₛ),    ⟨∇cᵢ, U⟩ = Σₜ aₜᵀU δₜ,    Σᵢ λᵢ∇cᵢ = Σᵢₜ λᵢ aₜ δₜᵀ,
+
+none of which needs a gradient the size of W for each row (Novak, Sohl-Dickstein and Schoenholz,
+"Fast finite width neural tangent kernel", 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+# Entries of a temporary array above which a product is computed row by row.
+LARGEST_TEMPORARY = 2**25
+# Longer sums in float32 are split in two, so that rounding errors grow with the root of the length.
+LONGEST_SUM = 2**14
+
+
+class Stored(NamedTuple):
+    """One parameter's gradients, row by row."""
+
+    gradients: Float[Array, "rows ..."]
+
+
+class Factored(NamedTuple):
+    """One kernel's gradients as sums over tokens of activation times signal."""
+
+    activations: Float[Array, "rows tokens inputs"]
+    signals: Float[Array, "rows tokens outputs"]
+
+
+class Absent(NamedTuple):
+    """The rows do not depend on this parameter."""
+
+
+Block: TypeAlias = Stored | Factored | Absent
+
+
+def multiply(block: Block, update: Array) -> Float[Array, " rows"] | None:
+    """This parameter's part of J u, or None if it has none."""
+    if isinstance(block, Absent):
+        return None
+    if isinstance(block, Stored):
+        return _contract(block.gradients, update[None])[:, 0]
+    images = _einsum("kti,io->kto", block.activations, update)
+    return _einsum("kto,kto->k", images, block.signals)
+
+
+def combine(block: Block, weights: Float[Array, " rows"]) -> Array | None:
+    """This parameter's part of Jᵀλ, or None if it has none."""
+    if isinstance(block, Absent):
+        return None
+    if isinstance(block, Stored):
+        if len(block.gradients) == 1:
+            return weights[0] * block.gradients[0]
+        return _einsum("k,k...->...", weights, block.gradients)
+    signals = weights[:, None, None] * block.signals
+    return _einsum("kti,kto->io", block.activations, signals)
+
+
+def correlate(
+    first: Block, second: Block, metric: Array | None = None
+) -> Float[Array, "rows more_rows"] | None:
+    """This parameter's part of J₁ D J₂ᵀ for the rows of two Jacobians, or None if it has none."""
+    if isinstance(first, Absent) or isinstance(second, Absent):
+        return None
+    if isinstance(first, Stored) and isinstance(second, Stored):
+        return _contract(_scale(first.gradients, metric), second.gradients)
+    if isinstance(first, Stored) and isinstance(second, Factored):
+        return _correlate_mixed(_scale(first.gradients, metric), second)
+    if isinstance(first, Factored) and isinstance(second, Stored):
+        return _correlate_mixed(_scale(second.gradients, metric), first).T
+    assert isinstance(first, Factored)
+    assert isinstance(second, Factored)
+    if metric is None:
+        return _correlate_factored(first, second)
+
+    def one_row(row: Factored) -> Float[Array, " more_rows"]:
+        gradient = _einsum("ti,to->io", row.activations, row.signals) * metric
+        return _correlate_mixed(gradient[None], second)[0]
+
+    return jax.lax.map(one_row, first)  # a gradient of the kernel's size at a time
+
+
+def materialise(block: Block, like: Array, rows: int) -> Float[Array, "rows ..."]:
+    """The gradients row by row, whatever the form."""
+    if isinstance(block, Absent):
+        return jnp.zeros((rows, *like.shape), like.dtype)
+    if isinstance(block, Stored):
+        return block.gradients
+    return _einsum("kti,kto->kio", block.activations, block.signals)
+
+
+def _correlate_factored(first: Factored, second: Factored) -> Float[Array, "rows more_rows"]:
+    (k, t, _), (m, s, _) = first.activations.shape, second.activations.shape
+    activations, signals = (
+        _einsum("ti,si->ts", a.reshape(k * t, a.shape[-1]), b.reshape(m * s, b.shape[-1]))
+        for a, b in zip(first, second, strict=True)
+    )
+    return (activations * signals).reshape(k, t, m, s).sum(axis=(1, 3))
+
+
+def _correlate_mixed(
+    gradients: Float[Array, "rows inputs outputs"], factored: Factored
+) -> Float[Array, "rows more_rows"]:
+    """Σₜ aₜᵀ G δₜ for each gradient G and each factored row."""
+    activations, signals = factored
+
+    def one_row(gradient: Array) -> Float[Array, " more_rows"]:
+        images = _einsum("lti,io->lto", activations, gradient)
+        return _einsum("lto,lto->l", images, signals)
+
+    if len(gradients) * signals.size > LARGEST_TEMPORARY:
+        return jax.lax.map(one_row, gradients)
+    return jax.vmap(one_row)(gradients)
+
+
+def _scale(gradients: Float[Array, "rows ..."], metric: Array | None) -> Float[Array, "rows ..."]:
+    return gradients if metric is None else gradients * metric
+
+
+def _contract(
+    first: Float[Array, "rows ..."], second: Float[Array, "more_rows ..."]
+) -> Float[Array, "rows more_rows"]:
+    """The inner products of all rows of one with all rows of the other.
+
+    Over a million entries a plain float32 sum loses three digits. So long sums are taken in two
+    levels: over chunks of an axis first, then over the chunks.
+    """
+    first, second = (_widen(side) for side in (first, second))
+    entries = math.prod(first.shape[1:])
+    if first.ndim == 1:
+        return first[:, None] * second
+    if entries <= LONGEST_SUM or first.dtype == jnp.float64:
+        if len(first) == len(second) == 1:
+            # For a single row XLA makes one pass over each of them.
+            return jnp.tensordot(first[0], second[0], axes=first.ndim - 1, precision="highest")[
+                None, None
+            ]
+        return _einsum("k...,l...->kl", first, second)
+    axis, parts = _split_axis(first.shape[1:])
+    chunks = [_chunk(side, axis + 1, parts) for side in (first, second)]
+    return jnp.sum(_einsum("ck...,cl...->ckl", *chunks), axis=0)
+
+
+def _split_axis(shape: tuple[int, ...]) -> tuple[int, int]:
+    """The longest axis, and a number of chunks near the root of all entries that divides it."""
+    axis = max(range(len(shape)), key=lambda i: shape[i])
+    goal = math.isqrt(math.prod(shape))
+    divisors = [n for n in range(1, math.isqrt(shape[axis]) + 1) if shape[axis] % n == 0]
+    divisors += [shape[axis] // n for n in divisors]
+    return axis, min(divisors, key=lambda n: abs(math.log(n / goal)))
+
+
+def _chunk(rows: Array, axis: int, parts: int) -> Array:
+    """The rows in chunks along an axis, on a new first axis."""
+    shape = rows.shape
+    split = rows.reshape(*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :])
+    return jnp.moveaxis(split, axis, 0)
+
+
+def _widen(array: Array) -> Array:
+    return array.astype(jnp.result_type(jnp.float32, array))
+
+
+def _einsum(subscripts: str, *operands: Array) -> Array:
+    dtype = jnp.result_type(jnp.float32, *operands)
+    return jnp.einsum(subscripts, *(o.astype(dtype) for o in operands), precision="highest")

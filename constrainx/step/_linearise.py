@@ -1,0 +1,238 @@
+"""How the constraints of a step are linearised: by which route, and where each is projected."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
+from constrainx.constraints import Composed, Member, Placement, cut_batch
+from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.linalg import Solver, norm
+from constrainx.step._jacobian import (
+    RowJacobian,
+    StackedJacobian,
+    count_stored_bytes,
+    rows_of,
+    rows_of_slices,
+)
+from constrainx.step._live import find_live_inputs
+from constrainx.step._method import Point
+from constrainx.step._system import INEXACT, GramSystem, IterativeSystem, System
+
+log = logging.getLogger("constrainx")
+
+SolverChoice: TypeAlias = Literal["auto", "gram"] | Solver
+Route: TypeAlias = Literal["gram", "iterative"]
+
+# Measured by `python -m benchmarks crossover`: below, a backward pass for each row in one batch is
+# faster than the iterations of LSMR; and gradients of all rows should fit beside the model.
+ROWS_WITH_STORED_GRADIENTS = 8
+# Only the Gram matrix gives the exact active set of inequalities, which is worth more.
+ROWS_WITH_INEQUALITIES = 512
+BYTES_OF_STORED_GRADIENTS = 2**31
+
+
+class Traced(NamedTuple):
+    """What tracing a constraint tells.
+
+    Attributes:
+        rows: how many rows it has.
+        is_fresh: whether they depend on the batch or the key, so that they are others in each step.
+    """
+
+    rows: int
+    is_fresh: bool
+
+
+def trace_members(point: Point) -> tuple[Traced, ...]:
+    """How many rows each constraint has, and whether they are drawn anew in each step."""
+    for leaf in jax.tree.leaves(point.parameters):
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            raise ArgumentTypeError(
+                "the null-space step needs real parameters, got one of "
+                f"{leaf.dtype}{list(leaf.shape)}: keep its real and imaginary parts as two."
+            )
+    found = []
+    for member, batch, key, model in _arguments(point):
+        closed = jax.make_jaxpr(lambda p, b, k, m=member, n=model: m.rows(p, b, k, n))(
+            point.parameters, batch, key
+        )
+        live = find_live_inputs(closed)
+        (rows,) = closed.out_avals
+        parameters = len(jax.tree.leaves(point.parameters))
+        found.append(Traced(rows.shape[0], any(live[parameters:])))
+    return tuple(found)
+
+
+def place_rows(member: Member, traced: Traced) -> Placement:
+    """Where a constraint is projected if nobody says otherwise.
+
+    Rows of the parameters alone, or of points that stay, can be met exactly, and are projected
+    twice. Rows that are drawn anew in each step are met nowhere but where they were drawn; held
+    exactly they stop a network from learning, so they are projected in the gradient.
+    """
+    return member.placement or ("gradient" if traced.is_fresh else "twice")
+
+
+def linearise(point: Point, solver: SolverChoice, counts: tuple[int, ...]) -> System:
+    """The rows of all constraints at a point, once for all stages of a step.
+
+    A step at which no constraint acts costs a forward pass, to know the violations.
+
+    Args:
+        point: where.
+        solver: "auto", "gram", or a least-squares solver.
+        counts: how many rows each constraint has.
+    """
+    arguments = _arguments(point)
+
+    def function(p: PyTree) -> Float[Array, " rows"]:
+        return jnp.concatenate([member.rows(p, *inputs) for member, *inputs in arguments])
+
+    def differentiate() -> StackedJacobian:
+        return StackedJacobian(
+            tuple(_differentiate(point.parameters, *argument) for argument in arguments)
+        )
+
+    route = pick_route(solver, point, counts)
+    if route == "iterative":
+        return _iterative(point, function, counts, None if isinstance(solver, str) else solver)
+
+    def with_gram() -> GramSystem:
+        jacobian = differentiate()
+        return GramSystem(jacobian, jacobian.gram())
+
+    def evaluate_alone() -> GramSystem:
+        shapes = jax.eval_shape(with_gram)
+        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        values, start, parts = function(point.parameters), 0, []
+        for part, count in zip(blank.jacobian.parts, counts, strict=True):
+            parts.append(dataclasses.replace(part, values=values[start : start + count]))
+            start += count
+        return GramSystem(StackedJacobian(tuple(parts)), blank.gram)
+
+    acts = any_acts(point)
+    return with_gram() if acts is None else jax.lax.cond(acts, with_gram, evaluate_alone)
+
+
+def any_acts(point: Point) -> Bool[Array, ""] | None:
+    """Whether any constraint acts at this step, or None if one always does."""
+    if any(member.start == 0 and member.every == 1 for member in point.constraints):
+        return None
+    return jnp.any(jnp.stack([member.acts_at(point.step) for member in point.constraints]))
+
+
+def pick_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> Route:
+    """Closed form for one row, Gram matrix for few rows or rows on disjoint examples, else LSMR."""
+    constraints, total = point.constraints, sum(counts)
+    if not isinstance(solver, str):
+        return "iterative"
+    check_solver(solver)
+    if solver == "gram":
+        return _say("gram", constraints, total, "")
+    shared = sum(n for m, n in zip(constraints, counts, strict=True) if m.slices is None)
+    exact = any(member.kind == "inequality" for member in constraints)
+    most = ROWS_WITH_INEQUALITIES if exact else ROWS_WITH_STORED_GRADIENTS
+    if shared > most:
+        return _say("iterative", constraints, total, "")
+    stored = sum(_measure_stored(point.parameters, *argument) for argument in _arguments(point))
+    if stored > BYTES_OF_STORED_GRADIENTS:
+        reason = f"; their gradients, row by row, would take {stored / 1e9:.1f} GB"
+        return _say("iterative", constraints, total, reason)
+    return _say("gram", constraints, total, "")
+
+
+def check_solver(solver: Any) -> None:
+    """Raises unless it is one of the names, or has the method that a solver has."""
+    if solver not in ("auto", "gram") and not isinstance(solver, Solver):
+        raise ArgumentError(
+            f'`solver` must be "auto", "gram" or a least-squares solver, got {solver!r}.'
+        )
+
+
+def _say(route: Route, constraints: Composed, rows: int, reason: str) -> Route:
+    form = "closed form" if rows == 1 else "Gram matrix"
+    log.info(
+        "%d rows from %s: %s%s", rows, ", ".join(constraints.names),
+        form if route == "gram" else f"iterations of {INEXACT}", reason,
+    )  # fmt: skip
+    return route
+
+
+def _arguments(point: Point) -> list[tuple[Member, Any, Array, Any]]:
+    keys = point.constraints.keys(point.key)
+    return [(m, point.batch, k, point.model) for m, k in zip(point.constraints, keys, strict=True)]
+
+
+def _differentiate(
+    parameters: PyTree, member: Member, batch: Any, key: Array, model: Any
+) -> RowJacobian:
+    batch = member.view(batch)
+    movable = None if member.movable is None else member.movable(parameters)
+    if member.slices is None:
+        return rows_of(lambda p: member.function(p, batch, key, model), parameters, movable=movable)
+    pieces = cut_batch(batch, key, member.slices(batch))
+    return rows_of_slices(
+        lambda p, piece: member.function(p, piece[0], piece[1], model)[0],
+        parameters,
+        pieces,
+        movable=movable,
+    )
+
+
+def _measure_stored(parameters: PyTree, member: Member, batch: Any, key: Array, model: Any) -> int:
+    """The bytes of gradients that the Gram matrix would need stored, without computing any."""
+    sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(parameters)]
+    if member.slices is not None and sum(sizes) * member.slices(member.view(batch)) < 2**28:
+        return 0  # not worth tracing
+    shapes = jax.eval_shape(lambda: _differentiate(parameters, member, batch, key, model))
+    return count_stored_bytes(shapes)
+
+
+def _iterative(
+    point: Point, function: Any, counts: tuple[int, ...], solver: Solver | None
+) -> IterativeSystem:
+    values, linear = jax.linearize(function, point.parameters)
+    movable = _common_movable(point)
+    scales = jnp.ones_like(values)
+    if len(counts) > 1:
+        scales = _measure_scales(linear, values, counts, point)
+    return IterativeSystem(values, linear, movable, counts, scales, point.parameters, solver)
+
+
+def _common_movable(point: Point) -> tuple[bool, ...] | None:
+    """Which parameters the rows may move, if they agree."""
+    leaves = jax.tree.leaves(point.parameters)
+    flags = {
+        (True,) * len(leaves) if member.movable is None else member.movable(point.parameters)
+        for member in point.constraints
+    }
+    if len(flags) > 1:
+        raise ArgumentError(
+            "constraints that differ in `wrt` are solved together by the Gram matrix alone: use "
+            '`solver="gram"`, or the same `wrt` for '
+            f"{', '.join(map(repr, point.constraints.names))}."
+        )
+    (found,) = flags
+    return None if all(found) else found
+
+
+def _measure_scales(
+    linear: Any, values: Float[Array, " rows"], counts: tuple[int, ...], point: Point
+) -> Float[Array, " rows"]:
+    """The root mean square length of each constraint's rows: ‖Jᵀz‖² with random signs z."""
+    transpose = jax.linear_transpose(linear, point.parameters)
+    signs = jax.random.rademacher(jax.random.fold_in(point.key, 3), values.shape, values.dtype)
+    scales, start = [], 0
+    for count in counts:
+        inside = (jnp.arange(values.size) >= start) & (jnp.arange(values.size) < start + count)
+        length = norm(transpose(jnp.where(inside, signs, 0))[0]) / jnp.sqrt(float(count))
+        scales.append(jnp.full(count, jnp.where(length > 0, length, 1), values.dtype))
+        start += count
+    return jax.lax.stop_gradient(jnp.concatenate(scales))
