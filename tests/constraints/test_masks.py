@@ -543,7 +543,7 @@ def test_errors_say_what_to_do():
     model = masks.add_masks(plain)
     with pytest.raises(ValueError, match=r"'first\.kernel' has a mask already"):
         masks.add_masks(model)
-    with pytest.raises(ValueError, match="pass a `key`"):
+    with pytest.raises(ValueError, match="pass its `key`"):
         masks.realised_density(model)
     with pytest.raises(ValueError, match="between 0 and 1, got 10"):
         masks.export(model, 10)

@@ -1,0 +1,98 @@
+"""Vectors and tensors, on which a group acts by its matrices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from constrainx.constraints.groups import Element, Group
+from constrainx.constraints.representations._representation import Representation
+from constrainx.errors import ArgumentError, ArgumentTypeError
+
+
+@dataclasses.dataclass(frozen=True)
+class Vector(Representation):
+    """Vectors v ↦ R v, R the element's defining matrix.
+
+    The last axis has one vector or several in a row: shapes (n,), (k, n) and (k n,) are all fine,
+    and in the last the first n entries are the first vector.
+
+    Attributes:
+        copies: how many vectors the last axis has; None for as many as there are.
+    """
+
+    copies: int | None = None
+
+    def check(self, group: Group) -> None:
+        """The group must have matrices."""
+        _check_matrices(self, group)
+
+    def __call__(self, group: Group, element: Element, array: Array) -> Array:
+        """The rotated vectors."""
+        matrix = group.matrix(element)
+        size = matrix.shape[-1]
+        copies, rest = divmod(array.shape[-1] if array.ndim else 0, size)
+        if rest or not copies or copies != (self.copies or copies):
+            raise ArgumentError(
+                f"`{self}` of {group} needs {self.copies or 'one or more'} vectors of {size} "
+                f"entries on the last axis, got shape {array.shape}."
+            )
+        return _rotate(matrix, array.reshape(*array.shape[:-1], -1, size), rank=1, like=array)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor(Representation):
+    """Tensors of any rank, each index rotated by the defining matrix: T ↦ R T Rᵀ for rank 2.
+
+    Either the last ``rank`` axes are of length n each, or the last axis has one tensor or several
+    in a row, n**rank entries each.
+
+    Attributes:
+        rank: the number of indices.
+    """
+
+    rank: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rank, int) or self.rank < 0:
+            raise ArgumentError(f"`Tensor(rank=...)` must be an integer ≥ 0, got {self.rank!r}.")
+
+    def check(self, group: Group) -> None:
+        """The group must have matrices."""
+        _check_matrices(self, group)
+
+    def __call__(self, group: Group, element: Element, array: Array) -> Array:
+        """The rotated tensors."""
+        matrix = group.matrix(element)
+        shape = (matrix.shape[-1],) * self.rank
+        if array.ndim >= self.rank and array.shape[array.ndim - self.rank :] == shape:
+            return _rotate(matrix, array, rank=self.rank, like=array)
+        if not array.ndim or not array.shape[-1] or array.shape[-1] % math.prod(shape):
+            raise ArgumentError(
+                f"`{self}` of {group} takes arrays of shape (..., {', '.join(map(str, shape))}) or "
+                f"(..., k*{math.prod(shape)}), got shape {array.shape}."
+            )
+        tensors = array.reshape(*array.shape[:-1], -1, *shape)
+        return _rotate(matrix, tensors, rank=self.rank, like=array)
+
+
+def _rotate(matrix: Float[Array, "n n"], tensors: Array, *, rank: int, like: Array) -> Array:
+    """The last ``rank`` axes rotated, in the shape of ``like`` and, if inexact, in its dtype."""
+    # In half precision R would not be orthogonal, so the product is in R's own.
+    result = tensors.astype(jnp.result_type(tensors, matrix))
+    for axis in range(result.ndim - rank, result.ndim):
+        rotated = jnp.tensordot(result, matrix, axes=(axis, 1), precision="highest")
+        result = jnp.moveaxis(rotated, -1, axis)
+    dtype = like.dtype if jnp.issubdtype(like.dtype, jnp.inexact) else result.dtype
+    return result.reshape(like.shape).astype(dtype)
+
+
+def _check_matrices(representation: Representation, group: Group) -> None:
+    if group.dimension is None:
+        raise ArgumentTypeError(
+            f"`{representation}` needs a group with matrices, such as Orthogonal(3), got {group}. "
+            "Translations act through `Image()`."
+        )

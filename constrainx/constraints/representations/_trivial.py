@@ -1,0 +1,19 @@
+"""Data on which a group does nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxtyping import Array
+
+from constrainx.constraints.groups import Element, Group
+from constrainx.constraints.representations._representation import Representation
+
+
+@dataclasses.dataclass(frozen=True)
+class Trivial(Representation):
+    """Nothing changes: masses, charges, the logits of classes."""
+
+    def __call__(self, group: Group, element: Element, array: Array) -> Array:  # noqa: ARG002
+        """The array as it is."""
+        return array
