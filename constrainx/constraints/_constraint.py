@@ -33,7 +33,8 @@ class Constraint:
         gamma: the part of the violation that a step removes to first order, J Δθ = −γ c: a number
             or an Optax schedule. One is a full Gauss-Newton step.
         wrt: an NNX filter; the parameters that the constraint may move.
-        reduce: how residuals become rows: "none", "norm", "mean", "rms", `Norm` or `Sketch`.
+        reduce: how residuals become rows: "none", "norm", "mean", "rms", `Norm`, `Sketch`, or any
+            object with a method ``__call__(self, residual, *, key)``, see `Reduction`.
         examples: how many examples of the batch it looks at, the first so many; None for all. Its
             cost is in proportion.
         start: the first step at which it acts.

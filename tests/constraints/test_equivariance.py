@@ -9,7 +9,6 @@ from flax import nnx
 from constrainx.constraints._attach import attach
 from constrainx.constraints._compose import compose
 from constrainx.constraints._equivariance import Equivariance, Invariance
-from constrainx.constraints._reduce import Norm
 from constrainx.constraints.groups import (
     Cyclic,
     Dihedral,
@@ -19,6 +18,7 @@ from constrainx.constraints.groups import (
     SpecialOrthogonal,
     Translation,
 )
+from constrainx.constraints.reductions import Norm
 from constrainx.constraints.representations import (
     Image,
     Permute,
