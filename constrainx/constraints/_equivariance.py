@@ -13,16 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from constrainx.constraints._constraint import Constraint
-from constrainx.constraints.groups import (
-    Cyclic,
-    Dihedral,
-    Element,
-    FiniteGroup,
-    Group,
-    Permutation,
-    Translation,
-)
-from constrainx.constraints.representations import Image, Permute, Representation, Trivial, Vector
+from constrainx.constraints.groups import Element, FiniteGroup, Group
+from constrainx.constraints.representations import Representation, Trivial, Vector
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 Elements = Literal["auto", "all", "generators", "sample"]
@@ -50,9 +42,10 @@ class Equivariance(Constraint):
         group: the group, see `groups`.
         of: (model, inputs) ↦ f(inputs), batched; by default the model itself. For intermediate
             features, ``of=lambda model, x: model.features(x)``.
-        input: how the group acts on an example; by default `Image()` for Cyclic, Dihedral and
-            Translation, `Permute(axis=0)` for Permutation, `Vector()` for groups of matrices.
-        output: how it acts on the output, with the same defaults.
+        input: how the group acts on an example; by default ``group.usual_representation``, which is
+            `Image()` for Cyclic, Dihedral and Translation, `Permute(axis=0)` for Permutation, and
+            `Vector()` for groups of matrices.
+        output: how it acts on the output, with the same default.
         inputs: where the examples are in the batch: a key, an attribute or a position. A batch that
             is an array is taken as the examples.
         elements: which g take part. For finite groups "all" but the identity, or "generators", of
@@ -78,7 +71,7 @@ class Equivariance(Constraint):
             )
         for name in ("input", "output"):
             if getattr(self, name) is None:
-                object.__setattr__(self, name, _usual_representation(self.group))
+                object.__setattr__(self, name, self.group.usual_representation or Vector())
             if not isinstance(getattr(self, name), Representation):
                 raise ArgumentTypeError(
                     f"`{owner}({name}=...)` must be a representation such as "
@@ -177,14 +170,6 @@ def inputs_of(batch: Any, field: str | int, *, owner: str) -> Array:
         f"`{owner}(inputs={field!r})` is not in the batch. That must be an array, a dictionary "
         f"with this key, or a tuple with `inputs` a position in it, got {type(batch).__name__}."
     )
-
-
-def _usual_representation(group: Group) -> Representation:
-    if isinstance(group, Cyclic | Dihedral | Translation):
-        return Image()
-    if isinstance(group, Permutation):
-        return Permute(axis=0)
-    return Vector()
 
 
 def _which_elements(elements: str, group: Group, owner: str) -> str:

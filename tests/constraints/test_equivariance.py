@@ -1,5 +1,7 @@
 """Equivariant networks have a residual of zero, and others do not."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +14,11 @@ from constrainx.constraints._equivariance import Equivariance, Invariance
 from constrainx.constraints.groups import (
     Cyclic,
     Dihedral,
+    FiniteGroup,
     MatrixGroup,
     Orthogonal,
     Permutation,
+    PixelGroup,
     SpecialOrthogonal,
     Translation,
 )
@@ -383,6 +387,53 @@ def test_usual_representations(group, expected):
     assert Invariance(group).output == Trivial()
 
 
+@dataclasses.dataclass(frozen=True)
+class Mirror(FiniteGroup, PixelGroup):
+    """Left and right exchanged or not, as a user would write it: elements 1 and −1."""
+
+    dimension, identity, order = None, 1, 2
+    elements, generators = np.array([1, -1]), np.array([-1])
+    usual_representation = Image()
+
+    def compose(self, g, h):
+        return g * h
+
+    def inverse(self, g):
+        return g
+
+    def matrix(self, g):
+        raise NotImplementedError
+
+    def sample(self, key, count):
+        return jax.random.rademacher(key, (count,))
+
+    def move_pixels(self, g, array):
+        return jnp.where(g < 0, jnp.flip(array, 1), array)
+
+
+@pytest.mark.parametrize("elements", ["all", "sample"])
+def test_a_group_written_by_a_user_acts_in_its_usual_way(elements):
+    constraint = Equivariance(Mirror(), lambda m, x: m * x, elements=elements)
+    assert constraint.input == constraint.output == Image()
+    symmetric, skew = jnp.array([1.0, 2.0, 1.0]), jnp.array([1.0, 2.0, 3.0])
+    zero, other = sizes(data(8, 2, 3), (constraint, symmetric), (constraint, skew))
+    assert zero == 0
+    assert other > 1e-2
+
+
+def test_a_group_that_does_not_say_how_it_acts_acts_on_vectors():
+    @dataclasses.dataclass(frozen=True)
+    class Signs(Mirror):
+        dimension, usual_representation = 1, None
+
+        def matrix(self, g):
+            return jnp.full((1, 1), g, float)
+
+    assert Equivariance(Signs()).input == Vector()
+    (residual,) = residuals(data(4, 1), (Equivariance(Signs(), lambda m, x: x**2), None))
+    np.testing.assert_allclose(residual[:, 0], 2 * data(4, 1) ** 2, rtol=1e-6)
+
+
 def test_constraints_are_values_with_names():
     def features(model, x):
         return model(x)
@@ -401,7 +452,7 @@ def test_constraints_are_values_with_names():
         (lambda: Equivariance(Cyclic(3)), "interpolate"),
         (lambda: Equivariance(Cyclic(4), input="image"), r"input=...\)` must be a representation"),
         (lambda: Equivariance(Cyclic(4), output=Image), r"output=...\)` must be a representation"),
-        (lambda: Equivariance(Cyclic(4), output=Permute()), "for Permutation groups"),
+        (lambda: Equivariance(Cyclic(4), output=Permute()), "groups that permute things"),
         (lambda: Equivariance(Cyclic(4), elements="al"), "Did you mean 'all'"),
         (
             lambda: Invariance(Orthogonal(3), elements="all"),

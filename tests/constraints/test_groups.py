@@ -20,6 +20,7 @@ from constrainx.constraints.groups import (
     SpecialOrthogonal,
     Translation,
 )
+from constrainx.constraints.representations import Regular, Trivial
 
 TURN_X = [[1, 0, 0], [0, 0, -1], [0, 1, 0]]
 TURN_Z = [[0, -1, 0], [1, 0, 0], [0, 0, 1]]
@@ -197,7 +198,7 @@ def test_the_rotations_of_a_cube():
 @pytest.mark.parametrize("kind", [Cyclic, Dihedral, Orthogonal, SpecialOrthogonal, Permutation])
 def test_sizes_are_positive_integers(kind, n):
     with pytest.raises(
-        ValueError, match=rf"`{kind.__name__}\(n=...\)` takes integers .* got {n!r}"
+        ValueError, match=rf"`{kind.__name__}\(n=...\)` must be an integer of at least 1, got {n!r}"
     ):
         kind(n)
 
@@ -263,3 +264,6 @@ def test_a_group_of_ones_own():
             return jax.random.rademacher(key, (count,))
 
     assert Signs().compose(-1, -1) == Signs().identity
+    # Elements are the positions of channels in the regular representation, which −1 is not.
+    with pytest.raises(TypeError, match="numbers from 0 up"):
+        Regular(base=Trivial()).check(Signs())

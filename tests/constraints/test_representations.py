@@ -203,12 +203,12 @@ def test_representations_are_values():
 @pytest.mark.parametrize(
     ("representation", "group", "message"),
     [
-        (Image(), Cyclic(3), r"interpolate.*Cyclic\(1\), \(2\) or \(4\)"),
+        (Image(), Cyclic(3), r"interpolate.*Cyclic\(1\), Cyclic\(2\) or Cyclic\(4\)"),
         (Image(), Dihedral(8), "interpolate"),
         (Image(), Orthogonal(2), r"Cyclic, Dihedral and Translation.*Vector\(\)"),
         (Vector(), Translation((4, 4)), r"Orthogonal\(3\).*Image\(\)"),
         (Tensor(2), Translation((4, 4)), "needs a group with matrices"),
-        (Permute(), Cyclic(4), "for Permutation groups"),
+        (Permute(), Cyclic(4), "groups that permute things"),
         (Regular(), Orthogonal(3), "elements are numbers"),
         (Regular(), Permutation(3), "elements are numbers"),
         (Regular(), Cyclic(3), "interpolate"),

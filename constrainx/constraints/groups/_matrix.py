@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from constrainx.constraints.groups._group import Element, Numbered
+from constrainx.constraints._symmetry import Element, NumberedGroup
+from constrainx.constraints.representations import Vector
 from constrainx.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
-class MatrixGroup(Numbered):
+class MatrixGroup(NumberedGroup):
     """A finite group of your own matrices: the element k is the k-th of them.
 
     >>> from constrainx.constraints.groups import MatrixGroup
@@ -29,6 +30,8 @@ class MatrixGroup(Numbered):
     """
 
     matrices: Any
+
+    usual_representation = Vector()
 
     def __post_init__(self) -> None:
         stack = _as_stack(self.matrices, argument="MatrixGroup(matrices=...)")

@@ -8,13 +8,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from constrainx.constraints.groups._group import Element, Group, check_size
+from constrainx.constraints._numbers import as_count
+from constrainx.constraints._symmetry import Element, Group
+from constrainx.constraints.representations import Vector
 
 
 class _OrthogonalMatrices(Group):
     """A group whose elements are their own orthogonal matrices."""
 
     n: int
+
+    usual_representation = Vector()
 
     @property
     def dimension(self) -> int:
@@ -41,7 +45,7 @@ class Orthogonal(_OrthogonalMatrices):
     n: int
 
     def __post_init__(self) -> None:
-        check_size(self.n, argument="Orthogonal(n=...)")
+        object.__setattr__(self, "n", as_count(self.n, argument="Orthogonal(n=...)"))
 
     def sample(self, key: Array, count: int) -> Float[Array, "count n n"]:
         """Haar samples: the Q of a Gaussian matrix's QR factorisation with R's diagonal positive.
@@ -60,7 +64,7 @@ class SpecialOrthogonal(_OrthogonalMatrices):
     n: int
 
     def __post_init__(self) -> None:
-        check_size(self.n, argument="SpecialOrthogonal(n=...)")
+        object.__setattr__(self, "n", as_count(self.n, argument="SpecialOrthogonal(n=...)"))
 
     def sample(self, key: Array, count: int) -> Float[Array, "count n n"]:
         """Haar samples: those of O(n), the first column reflected where the determinant is −1."""

@@ -13,10 +13,10 @@ without the batch axis, such that ρ(gh) = ρ(g)ρ(h). Shapes stay as they are.
 ... )
 """
 
+from constrainx.constraints._symmetry import Representation as Representation
 from constrainx.constraints.representations._image import Image as Image
 from constrainx.constraints.representations._permute import Permute as Permute
 from constrainx.constraints.representations._regular import Regular as Regular
-from constrainx.constraints.representations._representation import Representation as Representation
 from constrainx.constraints.representations._sum import Sum as Sum
 from constrainx.constraints.representations._tensor import Tensor as Tensor
 from constrainx.constraints.representations._tensor import Vector as Vector

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
-from constrainx.constraints.groups import Cyclic, Dihedral, Element, Group, Translation
-from constrainx.constraints.representations._representation import Representation
-from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.constraints._symmetry import Element, Group, PixelGroup, Representation
+from constrainx.errors import ArgumentTypeError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,45 +20,16 @@ class Image(Representation):
     """
 
     def check(self, group: Group) -> None:
-        """Cyclic(n) or Dihedral(n) with n = 1, 2 or 4, or Translation."""
-        if not isinstance(group, Cyclic | Dihedral | Translation):
+        """Raises an error unless the group can move pixels without interpolation."""
+        if not isinstance(group, PixelGroup):
             raise ArgumentTypeError(
-                f"`Image()` is for Cyclic, Dihedral and Translation groups, got {group}. Pass "
-                "another representation, such as `Vector()`."
+                "`Image()` is for groups that move pixels, such as Cyclic, Dihedral and "
+                f"Translation, got {group}. Pass another representation, such as `Vector()`."
             )
-        if isinstance(group, Cyclic | Dihedral) and group.n not in (1, 2, 4):
-            raise ArgumentError(
-                f"`Image()` of {group} would have to interpolate between pixels, which is no exact "
-                f"action. Use {type(group).__name__}(1), (2) or (4); or `Vector()` for vectors in "
-                "the plane."
-            )
+        group.check_pixels()
 
     def __call__(self, group: Group, element: Element, array: Array) -> Array:
-        """The moved pixels."""
+        """Returns the array after its pixels have moved."""
         self.check(group)
-        if isinstance(group, Translation):
-            axes = tuple(range(len(group.shape)))
-            if array.shape[: len(axes)] != group.shape:
-                raise ArgumentError(
-                    f"`Image()` of {group} needs the grid as the first axes, got shape "
-                    f"{array.shape}."
-                )
-            return jnp.roll(array, jnp.asarray(element), axis=axes)
-        assert isinstance(group, Cyclic | Dihedral)  # by `check`
-        if array.ndim < 2:
-            raise ArgumentError(
-                f"`Image()` needs feature maps (height, width, ...), got shape {array.shape}. For "
-                "an output that is no map, use `output=Trivial()` or `Invariance`."
-            )
-        if group.n == 4 and array.shape[0] != array.shape[1]:
-            raise ArgumentError(
-                f"`Image()` of {group} rotates by 90° and needs square maps, got shape "
-                f"{array.shape}. Crop or pad them, or use {type(group).__name__}(2)."
-            )
-        quarters, flip = element % group.n * (4 // group.n), element // group.n
-        if isinstance(element, int | np.integer):
-            return jnp.rot90(jnp.flip(array, 1) if flip else array, int(quarters))
-        if isinstance(group, Dihedral):
-            array = jnp.where(flip > 0, jnp.flip(array, 1), array)
-        array = jnp.where(quarters >= 2, jnp.flip(array, (0, 1)), array)
-        return jnp.where(quarters % 2 > 0, jnp.rot90(array), array) if group.n == 4 else array
+        assert isinstance(group, PixelGroup)  # by `check`
+        return group.move_pixels(element, array)

@@ -7,8 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from constrainx.constraints.groups import Element, Group, Permutation
-from constrainx.constraints.representations._representation import Representation
+from constrainx.constraints._symmetry import Element, Group, PermutingGroup, Representation
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 
@@ -23,18 +22,22 @@ class Permute(Representation):
     axis: int = 0
 
     def check(self, group: Group) -> None:
-        """A group of permutations."""
-        if not isinstance(group, Permutation):
-            raise ArgumentTypeError(f"`Permute(...)` is for Permutation groups, got {group}.")
+        """Raises an error unless the group permutes things."""
+        if not isinstance(group, PermutingGroup):
+            raise ArgumentTypeError(
+                f"`Permute(...)` is for groups that permute things, such as Permutation(5), got "
+                f"{group}."
+            )
 
     def __call__(self, group: Group, element: Element, array: Array) -> Array:
-        """The array in its new order."""
+        """Returns the array in its new order."""
         self.check(group)
-        assert isinstance(group, Permutation)  # by `check`
-        if not -array.ndim <= self.axis < array.ndim or array.shape[self.axis] != group.n:
+        assert isinstance(group, PermutingGroup)  # by `check`
+        things = group.dimension
+        if not -array.ndim <= self.axis < array.ndim or array.shape[self.axis] != things:
             raise ArgumentError(
-                f"`Permute(axis={self.axis})` of {group} needs {group.n} entries along that axis "
+                f"`Permute(axis={self.axis})` of {group} needs {things} entries along that axis "
                 f"of an example, got shape {array.shape}."
             )
-        source = group.inverse(element)
+        source = group.places(group.inverse(element))
         return jnp.take(array, source, axis=self.axis, unique_indices=True, mode="clip")

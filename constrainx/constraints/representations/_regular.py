@@ -8,9 +8,8 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from constrainx.constraints.groups import Element, FiniteGroup, Group
+from constrainx.constraints._symmetry import Element, FiniteGroup, Group, Representation
 from constrainx.constraints.representations._image import Image
-from constrainx.constraints.representations._representation import Representation
 from constrainx.constraints.representations._trivial import Trivial
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
@@ -37,16 +36,16 @@ class Regular(Representation):
             )
 
     def check(self, group: Group) -> None:
-        """A group whose elements are numbered: Cyclic, Dihedral or MatrixGroup."""
-        if not isinstance(group, FiniteGroup) or np.ndim(group.identity):
+        """Raises an error unless the elements of the group are the numbers 0, 1, …, |G| − 1."""
+        if not isinstance(group, FiniteGroup) or not _is_numbered(group):
             raise ArgumentTypeError(
-                f"`Regular(...)` is for groups whose elements are numbers: Cyclic, Dihedral and "
-                f"MatrixGroup, got {group}."
+                "`Regular(...)` is for groups whose elements are numbers from 0 up to the order, "
+                f"such as Cyclic, Dihedral and MatrixGroup, got {group}."
             )
         self.base.check(group)
 
     def __call__(self, group: Group, element: Element, array: Array) -> Array:
-        """The permuted channels of moved pixels."""
+        """Returns the array after its pixels have moved and its channels are permuted."""
         self.check(group)
         assert isinstance(group, FiniteGroup)  # by `check`
         if array.ndim < (3 if self.base == Image() else 1) or array.shape[-1] % group.order:
@@ -61,3 +60,8 @@ class Regular(Representation):
         # Told that indices are unique, XLA has a fast scatter for the derivative.
         blocks = blocks.at[..., source].get(unique_indices=True, mode="promise_in_bounds")
         return blocks.reshape(moved.shape)
+
+
+def _is_numbered(group: FiniteGroup) -> bool:
+    """Tells whether elements can serve as positions of channels."""
+    return not np.ndim(group.identity) and np.array_equal(group.elements, np.arange(group.order))

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from constrainx.constraints.groups import Element, Group
-from constrainx.constraints.representations._representation import Representation
+from constrainx.constraints._symmetry import Element, Group, Representation
 from constrainx.errors import ArgumentError
 
 

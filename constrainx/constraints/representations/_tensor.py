@@ -8,8 +8,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from constrainx.constraints.groups import Element, Group
-from constrainx.constraints.representations._representation import Representation
+from constrainx.constraints._symmetry import Element, Group, Representation
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 

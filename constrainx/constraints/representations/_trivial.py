@@ -6,8 +6,7 @@ import dataclasses
 
 from jaxtyping import Array
 
-from constrainx.constraints.groups import Element, Group
-from constrainx.constraints.representations._representation import Representation
+from constrainx.constraints._symmetry import Element, Group, Representation
 
 
 @dataclasses.dataclass(frozen=True)
