@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -13,9 +12,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from constrainx.constraints._constraint import Constraint
+from constrainx.constraints._inputs import select_inputs
 from constrainx.constraints.groups import Element, FiniteGroup, Group
 from constrainx.constraints.representations import Representation, Trivial, Vector
-from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.errors import ArgumentError, ArgumentTypeError, check_choice
 
 Elements = Literal["auto", "all", "generators", "sample"]
 
@@ -78,13 +78,13 @@ class Equivariance(Constraint):
                     f"`representations.Vector()`, got {getattr(self, name)!r}."
                 )
             getattr(self, name).check(self.group)
-        object.__setattr__(self, "elements", _which_elements(self.elements, self.group, owner))
+        object.__setattr__(self, "elements", _resolve_elements(self.elements, self.group, owner))
 
     def residual(
         self, model: Any, batch: Any, *, key: Array
     ) -> Float[Array, "examples elements ..."]:
         """The differences f(ρ_in(g) x) − ρ_out(g) f(x)."""
-        x = inputs_of(batch, self.inputs, owner=type(self).__name__)
+        x = select_inputs(batch, self.inputs, owner=type(self).__name__)
         elements = self._elements(x.shape[0], key)
         both = jnp.concatenate([x[:, None], self._act(self.input, elements, x)], axis=1)
         # Examples before elements, so that a batch that is sharded by examples stays so.
@@ -149,37 +149,9 @@ class Invariance(Equivariance):
     output: Representation | None = dataclasses.field(default=Trivial(), init=False, repr=False)
 
 
-def inputs_of(batch: Any, field: str | int, *, owner: str) -> Array:
-    """The examples in a batch: its entry of that name or position, or the batch itself."""
-    if isinstance(batch, jax.Array | np.ndarray):
-        return jnp.asarray(batch)
-    if isinstance(batch, Mapping):
-        if field in batch:
-            return jnp.asarray(batch[field])
-        near = difflib.get_close_matches(str(field), map(str, batch), n=1, cutoff=0.3)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(
-            f"`{owner}(inputs={field!r})` is not in the batch, which has {sorted(map(str, batch))}."
-            f"{hint}"
-        )
-    if isinstance(field, int) and isinstance(batch, tuple | list) and field in range(len(batch)):
-        return jnp.asarray(batch[field])
-    if isinstance(field, str) and hasattr(batch, field):
-        return jnp.asarray(getattr(batch, field))
-    raise ArgumentTypeError(
-        f"`{owner}(inputs={field!r})` is not in the batch. That must be an array, a dictionary "
-        f"with this key, or a tuple with `inputs` a position in it, got {type(batch).__name__}."
-    )
-
-
-def _which_elements(elements: str, group: Group, owner: str) -> str:
-    """What "auto" stands for, after a check that the group has such elements."""
-    if elements not in get_args(Elements):
-        near = difflib.get_close_matches(str(elements), get_args(Elements), n=1, cutoff=0.3)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(
-            f"`{owner}(elements={elements!r})` must be one of {list(get_args(Elements))}.{hint}"
-        )
+def _resolve_elements(elements: str, group: Group, owner: str) -> str:
+    """Replaces "auto" by what it stands for, and checks that the group has such elements."""
+    check_choice(f"{owner}.elements", elements, get_args(Elements))
     if not isinstance(group, FiniteGroup):
         if elements in ("all", "generators"):
             raise ArgumentError(
@@ -189,7 +161,8 @@ def _which_elements(elements: str, group: Group, owner: str) -> str:
         return "sample"
     if group.order == 1:
         raise ArgumentError(
-            f"`{owner}(group={group})` has only the identity: nothing to constrain."
+            f"`{owner}(group={group})` has only the identity, so there is nothing to constrain. "
+            "Use a larger group."
         )
     if elements == "auto":
         return "all" if group.order <= _MOST_LISTED else "sample"

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from constrainx.constraints._constraint import Constraint
-from constrainx.constraints._equivariance import inputs_of
+from constrainx.constraints._inputs import select_inputs
 from constrainx.errors import ArgumentError
 
 
@@ -88,7 +88,7 @@ class JacobianSymmetry(Constraint):
         self, model: Any, batch: Any
     ) -> tuple[Callable[[Array], Array], Float[Array, "examples d"]]:
         """The field on flat vectors, and the examples as such."""
-        x = inputs_of(batch, self.inputs, owner="JacobianSymmetry")
+        x = select_inputs(batch, self.inputs, owner="JacobianSymmetry")
         of = self.of or (lambda model, x: model(x))
         extra = {"batch": batch} if "batch" in inspect.signature(of).parameters else {}
 
