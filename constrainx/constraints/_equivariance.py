@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from constrainx.constraints._constraint import Constraint
 from constrainx.constraints._inputs import select_inputs
 from constrainx.constraints.groups import Element, FiniteGroup, Group
+from constrainx.constraints.reductions import check_residual
 from constrainx.constraints.representations import Representation, Trivial, Vector
 from constrainx.errors import ArgumentError, ArgumentTypeError, check_choice
 
@@ -95,6 +96,7 @@ class Equivariance(Constraint):
                 f"`{type(self).__name__}(of=...)` must return an array with a row for each of the "
                 f"{flat.shape[0]} inputs, got {jax.tree.map(jnp.shape, outputs)}."
             )
+        check_residual(outputs, owner=self.label)
         outputs = outputs.reshape(*both.shape[:2], *outputs.shape[1:])
         return outputs[:, 1:] - self._act(self.output, elements, outputs[:, 0])
 

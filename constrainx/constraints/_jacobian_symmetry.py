@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 
 from constrainx.constraints._constraint import Constraint
 from constrainx.constraints._inputs import select_inputs
+from constrainx.constraints._numbers import as_count
+from constrainx.constraints.reductions import check_residual
 from constrainx.errors import ArgumentError
 
 
@@ -49,10 +51,10 @@ class JacobianSymmetry(Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.probes is not None and self.probes < 1:
-            raise ArgumentError(
-                f"`JacobianSymmetry(probes=...)` must be None or at least 1, got {self.probes!r}."
-            )
+        if self.probes is not None:
+            fix = "Use None for the whole Jacobian."
+            probes = as_count(self.probes, argument="JacobianSymmetry(probes=...)", fix=fix)
+            object.__setattr__(self, "probes", probes)
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> Float[Array, "examples rows"]:
         """The upper triangle of J − Jᵀ, or random combinations of its entries."""
@@ -94,6 +96,7 @@ class JacobianSymmetry(Constraint):
 
         def field(flat: Float[Array, "examples d"]) -> Float[Array, "examples d"]:
             values = of(model, flat.reshape(x.shape), **extra)
+            check_residual(values, owner=self.label)
             if not isinstance(values, jax.Array) or values.shape != x.shape:
                 raise ArgumentError(
                     "`JacobianSymmetry(of=...)` must return the field in the shape of its inputs, "

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from constrainx.constraints import masks
 from constrainx.constraints._constraint import Constraint
+from constrainx.constraints._numbers import as_number
 from constrainx.errors import ArgumentError
 
 
@@ -38,11 +39,13 @@ class MaskBudget(Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.target <= 1:
+        target = as_number(self.target, argument="MaskBudget(target=...)")
+        if not 0 < target <= 1:
             raise ArgumentError(
                 "`MaskBudget(target=...)` is the fraction of weights to keep, above 0 and at most "
                 f"1, got {self.target!r}."
             )
+        object.__setattr__(self, "target", target)
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> Float[Array, ""]:  # noqa: ARG002
         """Mean(p) − target."""

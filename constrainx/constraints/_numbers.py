@@ -12,7 +12,7 @@ import numpy as np
 from constrainx.errors import ArgumentError
 
 
-def as_count(value: Any, *, argument: str, least: int = 1) -> int:
+def as_count(value: Any, *, argument: str, least: int = 1, fix: str = "") -> int:
     """Returns an integer of at least ``least`` as an `int`, or raises an error.
 
     >>> as_count(np.int32(3), argument="Norm(groups=...)")
@@ -22,6 +22,7 @@ def as_count(value: Any, *, argument: str, least: int = 1) -> int:
         value: an integer, from Python, NumPy or JAX.
         argument: its name, as the user knows it.
         least: the smallest value allowed.
+        fix: a sentence to append to the error.
     """
     try:
         # A boolean is an integer to Python, but nobody means one.
@@ -29,7 +30,10 @@ def as_count(value: Any, *, argument: str, least: int = 1) -> int:
     except TypeError:
         count = None
     if count is None or count < least:
-        raise ArgumentError(f"`{argument}` must be an integer of at least {least}, got {value!r}.")
+        raise ArgumentError(
+            f"`{argument}` must be an integer of at least {least}, got {value!r}."
+            f"{fix and ' ' + fix}"
+        )
     return count
 
 

@@ -483,6 +483,11 @@ def test_errors_when_built(build, message):
             np.zeros((1, 4, 4)),
             "must return an array",
         ),
+        (
+            Equivariance(Cyclic(4), lambda m, x: x > 0, name="turns"),
+            np.zeros((1, 4, 4)),
+            "'turns' is bool",
+        ),
         (Equivariance(Cyclic(4), inputs="imag"), {"image": 0, "label": 1}, "Did you mean 'image'"),
         (Equivariance(Cyclic(4)), (0, 1), "tuple with `inputs` a position"),
         (Equivariance(Cyclic(4), inputs=2), (0, 1), "tuple with `inputs` a position"),

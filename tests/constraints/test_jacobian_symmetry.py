@@ -193,7 +193,7 @@ def test_half_precision():
 @pytest.mark.parametrize("probes", [0, -1])
 def test_probes_are_at_least_one(probes):
     with pytest.raises(
-        ValueError, match=rf"probes=...\)` must be None or at least 1, got {probes}"
+        ValueError, match=rf"probes=...\)` must be an integer of at least 1, got {probes}.*None"
     ):
         JacobianSymmetry(probes=probes)
 

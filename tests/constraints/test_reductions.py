@@ -135,3 +135,122 @@ def test_a_mean_over_a_single_number_is_refused():
     norm = cx.UnitNorm(of=lambda m: m.last.kernel[...], reduce="mean")
     with pytest.raises(ValueError, match='Use `reduce="none"`'):
         cx.compose(norm, model=model)(nnx.state(model, nnx.Param))
+
+
+BUILT_IN = ["none", "norm", "mean", "rms", cx.Norm(groups=2), cx.Sketch(rows=3)]
+
+
+class Output(cx.Constraint):
+    def residual(self, model, batch, *, key):
+        return model * batch["x"]
+
+
+def rows_of(constraint, batch, scale=1.0):
+    """The rows for a batch, and their derivative with respect to a factor of it."""
+    reduction = constraint.reduction
+    slices = slices_of(reduction)
+
+    def rows(scale):
+        if slices is None:
+            return reduction(constraint.residual(scale, batch, key=KEY), key=KEY)
+        pieces = batch["x"].reshape(slices(batch), -1, 1)
+        one = jax.vmap(lambda x: reduction(constraint.residual(scale, {"x": x}, key=KEY), key=KEY))
+        return one(pieces)[:, 0]
+
+    return jax.jvp(rows, (jnp.float32(scale),), (jnp.float32(1),))
+
+
+@pytest.mark.parametrize("reduce", BUILT_IN, ids=str)
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_what_is_not_finite_in_a_residual_is_not_finite_in_its_rows(reduce, bad):
+    rows, _ = rows_of(Output(reduce=reduce), {"x": jnp.full((4, 1), bad)})
+    if jnp.isnan(bad):
+        assert np.all(np.isnan(rows))
+    else:
+        assert not np.any(np.isfinite(rows))
+    if reduce in ("norm", "mean", "rms", "none"):
+        np.testing.assert_array_equal(rows, np.full(rows.shape, bad))
+
+
+@pytest.mark.parametrize("reduce", ["norm", "rms", cx.Norm(groups=2)], ids=str)
+def test_norms_have_no_slope_at_zero(reduce):
+    rows, slope = rows_of(Output(reduce=reduce), {"x": jnp.ones((4, 1))}, scale=0.0)
+    np.testing.assert_array_equal(rows, 0)
+    np.testing.assert_array_equal(slope, 0)
+
+
+def test_a_violation_that_is_not_a_number_is_never_met():
+    batch = {"x": jnp.full((4, 1), jnp.nan)}
+    model = Net()
+    composed = cx.compose(Odd(reduce="rms"), model=model)
+    params = nnx.state(model, nnx.Param)
+    update = jax.tree.map(jnp.zeros_like, params)
+    report = cx.project(update, composed, params, batch=batch, key=KEY).reports["odd"]
+    assert np.isnan(report.violation)
+    assert not report.met
+    assert np.isnan(Odd().violation(model, batch, KEY))
+
+
+@dataclasses.dataclass(frozen=True)
+class Returning(cx.Constraint):
+    value: object = dataclasses.field(default=None, hash=False, compare=False)
+
+    def residual(self, model, batch, *, key):
+        return self.value
+
+
+@pytest.mark.parametrize("reduce", ["none", "norm", "mean", "rms", cx.Sketch(rows=2)], ids=str)
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (jnp.arange(8), "'broken' is int32"),
+        ({"a": jnp.ones(8), "b": jnp.arange(8) > 3}, r"'broken' is bool at \['b'\]"),
+        (jnp.ones(8) * 1j, "'broken' is complex64.*real and imaginary parts"),
+        (jnp.ones((8, 0)), r"'broken' has no entries"),
+        ([], "'broken' has no entries"),
+        (None, "'broken' has no entries"),
+        ("zero", "'broken' is a str"),
+    ],
+)
+def test_residuals_without_derivatives_or_rows_are_refused_by_name(value, message, reduce):
+    model = Net()
+    constraint = Returning(name="broken", value=value, reduce=reduce)
+    composed = cx.compose(constraint, model=model)
+    with pytest.raises((TypeError, ValueError), match=message):
+        composed(nnx.state(model, nnx.Param), BATCH, KEY)
+    with pytest.raises((TypeError, ValueError), match=message):
+        constraint.violation(model, BATCH, KEY)
+
+
+def test_flatten_takes_any_floating_arrays():
+    entries = flatten(
+        {"a": jnp.ones(2, jnp.bfloat16), "b": [2.0, np.full((1, 2), 3.0, np.float16)]}
+    )
+    assert entries.dtype == jnp.float32
+    assert entries.tolist() == [1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("reduce", "message"),
+    [
+        (lambda residual, *, key: jnp.sum(residual), r"vector of rows, got shape \(\)"),
+        (lambda residual, *, key: residual, r"vector of rows, got shape \(8, 1\)"),
+        (lambda residual, *, key: flatten(residual) > 0, "and bool"),
+        (lambda residual, *, key: flatten(residual)[:0], r"got shape \(0,\)"),
+    ],
+)
+def test_a_reduction_that_does_not_return_rows_is_refused_by_name(reduce, message):
+    model = Net()
+    with pytest.raises(ValueError, match=rf"reduction of 'odd'.*{message}"):
+        cx.compose(Odd(reduce=reduce), model=model)(nnx.state(model, nnx.Param), BATCH, KEY)
+
+
+def test_a_reduction_with_slices_makes_one_row_of_each():
+    @dataclasses.dataclass(frozen=True)
+    class Several(SumOfChunk):
+        def __call__(self, residual, *, key):
+            return flatten(residual)
+
+    model = Net()
+    with pytest.raises(ValueError, match=r"one row of each slice, got 4"):
+        cx.compose(Odd(reduce=Several(4)), model=model)(nnx.state(model, nnx.Param), BATCH, KEY)

@@ -254,6 +254,7 @@ def test_arrays_that_do_not_fit(representation, group, shape, message):
         lambda: Sum((Trivial(), 5)),
         lambda: Tensor(-1),
         lambda: Tensor(1.5),
+        lambda: Vector(copies=0),
         lambda: Regular(base=Vector()),
     ],
 )

@@ -15,6 +15,7 @@ a ``__call__``, and with ``slices`` if each row depends on its own examples, see
 
 from constrainx.constraints.reductions._clipped import Clipped as Clipped
 from constrainx.constraints.reductions._each import Each as Each
+from constrainx.constraints.reductions._flatten import check_residual as check_residual
 from constrainx.constraints.reductions._flatten import flatten as flatten
 from constrainx.constraints.reductions._mean import Mean as Mean
 from constrainx.constraints.reductions._norm import Norm as Norm

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from constrainx.constraints._numbers import as_count
 from constrainx.constraints.reductions._clipped import Clipped
 from constrainx.constraints.reductions._flatten import flatten
 from constrainx.constraints.reductions._reduction import Reduction, Rows
@@ -31,8 +32,10 @@ class Norm:
     groups: int | None = None
 
     def __post_init__(self) -> None:
-        if self.groups is not None and self.groups < 1:
-            raise ArgumentError(f"`Norm(groups=...)` must be at least 1, got {self.groups!r}.")
+        if self.groups is not None:
+            fix = "Use None for one row per example."
+            groups = as_count(self.groups, argument="Norm(groups=...)", fix=fix)
+            object.__setattr__(self, "groups", groups)
 
     def slices(self, batch: PyTree) -> int:
         """Returns how many groups a batch is cut into."""

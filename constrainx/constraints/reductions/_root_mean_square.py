@@ -26,7 +26,9 @@ class RootMeanSquare:
 
 
 def root_mean_square(entries: Float[Array, " n"]) -> Float[Array, ""]:
-    """Returns √mean(e²), with the gradient zero where all entries are zero."""
+    """Returns √mean(e²), with the gradient zero where all entries are zero; NaN stays NaN."""
     square = jnp.mean(jnp.square(entries))
-    # The square root has an infinite slope at zero; `where` on both sides keeps NaN out.
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
+    # The square root has an infinite slope at zero; a second `where` inside it keeps the NaN that
+    # 0 · ∞ is out of the gradient. The test is for zero itself, since NaN > 0 is false.
+    is_zero = square == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, square)))

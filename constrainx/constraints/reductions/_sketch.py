@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from constrainx.constraints._numbers import as_count
 from constrainx.constraints.reductions._flatten import flatten
 from constrainx.constraints.reductions._reduction import Rows
-from constrainx.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Sketch:
     rows: int = 16
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ArgumentError(f"`Sketch(rows=...)` must be at least 1, got {self.rows!r}.")
+        object.__setattr__(self, "rows", as_count(self.rows, argument="Sketch(rows=...)"))
 
     def __call__(self, residual: PyTree, *, key: Array) -> Rows:
         """Returns the combinations, with new signs for each key."""

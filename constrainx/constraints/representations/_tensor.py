@@ -8,6 +8,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from constrainx.constraints._numbers import as_count
 from constrainx.constraints._symmetry import Element, Group, Representation
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
@@ -24,6 +25,12 @@ class Vector(Representation):
     """
 
     copies: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.copies is not None:
+            fix = "Use None for any number of vectors."
+            copies = as_count(self.copies, argument="Vector(copies=...)", fix=fix)
+            object.__setattr__(self, "copies", copies)
 
     def check(self, group: Group) -> None:
         """The group must have matrices."""
@@ -56,8 +63,8 @@ class Tensor(Representation):
     rank: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rank, int) or self.rank < 0:
-            raise ArgumentError(f"`Tensor(rank=...)` must be an integer ≥ 0, got {self.rank!r}.")
+        rank = as_count(self.rank, argument="Tensor(rank=...)", least=0)
+        object.__setattr__(self, "rank", rank)
 
     def check(self, group: Group) -> None:
         """The group must have matrices."""
