@@ -45,7 +45,9 @@ def take_step(constraint, model, update=0.0):
     composed = cx.compose(constraint, model=model)
     params = nnx.state(model, nnx.Param)
     updates = jax.tree.map(lambda leaf: jnp.full_like(leaf, update), params)
-    step = cx.project(updates, composed, params, batch=BATCH, key=KEY)
+    # Compiled, since operation by operation it takes seconds.
+    project = jax.jit(lambda u, p: cx.project(u, composed, p, batch=BATCH, key=KEY))
+    step = project(updates, params)
     return next(iter(step.rows.values())), float(step.update["a"][...])
 
 

@@ -185,7 +185,8 @@ def test_a_violation_that_is_not_a_number_is_never_met():
     composed = cx.compose(Odd(reduce="rms"), model=model)
     params = nnx.state(model, nnx.Param)
     update = jax.tree.map(jnp.zeros_like, params)
-    report = cx.project(update, composed, params, batch=batch, key=KEY).reports["odd"]
+    project = jax.jit(lambda p: cx.project(update, composed, p, batch=batch, key=KEY))
+    report = project(params).reports["odd"]
     assert np.isnan(report.violation)
     assert not report.met
     assert np.isnan(Odd().violation(model, batch, KEY))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from jaxtyping import Array
 from constrainx.constraints.masks._paths import Path, format_path, split_at_owner
 from constrainx.constraints.masks._probability import MaskProbability, find_masked
 from constrainx.errors import ArgumentError, ArgumentTypeError
+
+log = logging.getLogger("constrainx")
 
 Model = TypeVar("Model", bound=nnx.Module)
 
@@ -43,7 +46,8 @@ def add_masks(
     0.25
 
     Make the optimizer after this call, so that it knows the probabilities, and keep weight decay
-    off them: ``optax.adamw(..., mask=...)`` or one `nnx.Optimizer` for each kind.
+    off them: ``optax.adamw(..., mask=...)`` or one `nnx.Optimizer` for each kind. Matrices that are
+    not selected, such as embedding tables and LoRA factors by default, are named in the log.
 
     Args:
         model: any module.
@@ -83,7 +87,26 @@ def add_masks(
     # Not before all are known to be right: an error leaves the model as it was.
     for owner, name, variable in added:
         setattr(owner, name, variable)
+    _log_left_out(model)
     return model
+
+
+def _log_left_out(model: nnx.Module) -> None:
+    """Says which matrices have no mask: embeddings and low-rank factors are easily forgotten."""
+    masked = {id(weight) for weight, _ in find_masked(model)}
+    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    left_out = [
+        format_path(path)
+        for path, variable in zip(flat.paths, flat.leaves, strict=True)
+        if variable.ndim >= 2
+        and not isinstance(variable, MaskProbability)
+        and id(variable) not in masked
+    ]
+    if left_out:
+        log.info(
+            "add_masks left out %s: to mask these, too, select them with `where`",
+            ", ".join(left_out),
+        )
 
 
 def _initial_probability(

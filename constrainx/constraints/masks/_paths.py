@@ -22,8 +22,8 @@ def split_at_owner(model: nnx.Module, path: Path) -> tuple[nnx.Module, Path]:
     owner, depth, node = model, 0, model
     for index, step in enumerate(path[:-1]):
         node = follow_path(node, (step,))
-        # An `nnx.List` of parameters cannot have attributes beside its items.
-        if isinstance(node, nnx.Module) and not isinstance(node, nnx.List):
+        # A list cannot have attributes, and the attributes of an `nnx.Dict` are its items.
+        if isinstance(node, nnx.Module) and not isinstance(node, nnx.List | nnx.Dict):
             owner, depth = node, index + 1
     return owner, path[depth:]
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool
 
 from constrainx.constraints._attach import ATTRIBUTE
 from constrainx.constraints.masks._density import expected_density
+from constrainx.constraints.masks._explicit import replicate, shard_like
 from constrainx.constraints.masks._probability import (
     Masked,
     MaskProbability,
@@ -53,7 +54,8 @@ def deterministic(model: Model, density: float | None = None) -> Model:
 def export(model: Model, density: float | None = None) -> Model:
     """Returns `deterministic` as a model of its own: no masks, nothing shared, exact zeros.
 
-    Constraints that may move nothing but masks, such as `MaskBudget`, are detached from it.
+    Constraints that may move nothing but masks, such as `MaskBudget`, are detached from it. Its
+    layers remember, in a static attribute, which weights were masked, for `realised_density`.
 
     Args:
         model: a model that went through `add_masks`.
@@ -72,7 +74,7 @@ def _keep_most_probable(masked: Sequence[Masked], count: int | Array) -> list[Bo
     """Marks the ``count`` most probable weights among all."""
 
     def flatten_descending(arrays: Sequence[Array]) -> Array:
-        return -jnp.concatenate([array.reshape(-1) for array in arrays])
+        return -jnp.concatenate([replicate(array).reshape(-1) for array in arrays])
 
     position = jnp.arange(count_weights(masked))
     *_, order = jax.lax.sort(
@@ -89,7 +91,7 @@ def _keep_most_probable(masked: Sequence[Masked], count: int | Array) -> list[Bo
     for weight, _ in masked:
         ends.append(ends[-1] + weight.size)
     return [
-        keep[start:end].reshape(weight.shape)
+        shard_like(keep[start:end].reshape(weight.shape), weight[...])
         for start, end, (weight, _) in zip(ends[:-1], ends[1:], masked, strict=True)
     ]
 
