@@ -30,12 +30,12 @@ class Equivariance(Constraint):
     The residual f(ρ_in(g) x) − ρ_out(g) f(x) has shape (examples, elements, *output). All
     transformed examples go through the network in one call, together with the plain ones: with k
     elements that is a batch of 1 + k times the examples. With "all" and "generators" the constraint
-    is exact at the examples given; with "sample" it is approximate, for each example has one random
-    element, a new one each step.
+    is exact at the examples given; with "sample" it is approximate, since each example gets one
+    random element, a new one each step.
 
-    >>> from constrainx.constraints import groups
-    >>> from constrainx.constraints._equivariance import Equivariance
-    >>> constraint = Equivariance(groups.Cyclic(4), of=lambda m, x: m.features(x), reduce="norm")
+    >>> import constrainx as cx
+    >>> turns = cx.groups.Cyclic(4)
+    >>> constraint = cx.Equivariance(turns, of=lambda m, x: m.features(x), reduce="norm")
     >>> constraint.input
     Image()
 
@@ -49,9 +49,9 @@ class Equivariance(Constraint):
         output: how it acts on the output, with the same default.
         inputs: where the examples are in the batch: a key, an attribute or a position. A batch that
             is an array is taken as the examples.
-        elements: which g take part. For finite groups "all" but the identity, or "generators", of
-            which all others are products; "sample" is a random one for each example; "auto" is
-            "all" for groups of up to 16 elements and "sample" for others.
+        elements: which g take part. For finite groups "all" of them except the identity, or the
+            "generators", of which all others are products. "sample" draws one for each example.
+            "auto" is "all" for groups of up to 16 elements and "sample" for others.
     """
 
     group: Group
@@ -84,11 +84,11 @@ class Equivariance(Constraint):
     def residual(
         self, model: Any, batch: Any, *, key: Array
     ) -> Float[Array, "examples elements ..."]:
-        """The differences f(ρ_in(g) x) − ρ_out(g) f(x)."""
+        """Returns f(ρ_in(g) x) − ρ_out(g) f(x) for each example and element."""
         x = select_inputs(batch, self.inputs, owner=type(self).__name__)
-        elements = self._elements(x.shape[0], key)
+        elements = self._choose_elements(x.shape[0], key)
         both = jnp.concatenate([x[:, None], self._act(self.input, elements, x)], axis=1)
-        # Examples before elements, so that a batch that is sharded by examples stays so.
+        # Examples before elements, so that a batch that is sharded by examples stays sharded.
         flat = both.reshape(-1, *x.shape[1:])
         outputs = model(flat) if self.of is None else self.of(model, flat)
         if not isinstance(outputs, jax.Array) or outputs.shape[:1] != flat.shape[:1]:
@@ -101,10 +101,10 @@ class Equivariance(Constraint):
         return outputs[:, 1:] - self._act(self.output, elements, outputs[:, 0])
 
     def violation(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
-        """The mean over examples and elements of ‖f(ρ_in(g) x) − ρ_out(g) f(x)‖².
+        """Returns the mean over examples and elements of ‖f(ρ_in(g) x) − ρ_out(g) f(x)‖².
 
         The squared norm is the sum over the output's entries. With "all" the mean is over the whole
-        group, the identity and its zero included: what "sample" has in expectation.
+        group, including the identity, whose term is zero, so it equals the expectation of "sample".
         """
         residual = self.residual(model, batch, key=key)
         squares = jnp.square(residual.astype(jnp.result_type(jnp.float32, residual)))
@@ -113,8 +113,8 @@ class Equivariance(Constraint):
             return mean * (1 - 1 / self.group.order)
         return mean
 
-    def _elements(self, examples: int, key: Array) -> Element:
-        """NumPy elements that all examples share, or JAX elements, one for each example."""
+    def _choose_elements(self, examples: int, key: Array) -> Element:
+        """Returns NumPy elements that all examples share, or one JAX element for each example."""
         if self.elements == "sample" or not isinstance(self.group, FiniteGroup):
             return self.group.sample(key, examples)
         if self.elements == "generators":
@@ -133,18 +133,17 @@ class Equivariance(Constraint):
 
         if not isinstance(elements, np.ndarray):
             return jax.vmap(act)(elements, examples)[:, None]
-        # One by one, because a rotation by a known number of quarter turns is cheaper than by any.
+        # One by one, because a rotation is cheaper when its number of quarter turns is a constant.
         moved = [jax.vmap(lambda a, e=e: act(e, a))(examples) for e in elements]
         return jnp.stack(moved, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Invariance(Equivariance):
-    """f(ρ(g) x) = f(x) for every g of a group: equivariance with a trivial output, see there.
+    """f(ρ(g) x) = f(x) for every g of a group: `Equivariance` with a trivial output.
 
-    >>> from constrainx.constraints import groups
-    >>> from constrainx.constraints._equivariance import Invariance
-    >>> Invariance(groups.Dihedral(4)).label
+    >>> import constrainx as cx
+    >>> cx.Invariance(cx.groups.Dihedral(4)).label
     'invariance'
     """
 

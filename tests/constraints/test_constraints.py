@@ -44,14 +44,14 @@ def parameters(model):
     return nnx.state(model, nnx.Param)
 
 
-def test_three_lines_are_a_constraint():
+def test_a_subclass_with_a_residual_is_a_constraint():
     constraint = PeriodicIn2Pi(gamma=0.1)
     assert constraint.label == "periodic-in2-pi"
     assert constraint.violation(Sine(), BATCH, KEY) < 1e-6
     assert constraint.violation(Net(nnx.Rngs(0)), BATCH, KEY) > 1e-2
 
 
-def test_attached_anywhere_found_everywhere():
+def test_constraints_attached_to_any_module_are_found_in_copies_of_the_model():
     model = Net(nnx.Rngs(0))
     cx.attach(model, PeriodicIn2Pi())
     cx.attach(model.blocks[1], cx.Orthogonality(of=lambda m: m.kernel[...]))
@@ -77,7 +77,7 @@ def test_attached_anywhere_found_everywhere():
     assert text[0] == text[1]
 
 
-def test_survives_jit():
+def test_attached_constraints_are_found_under_jit():
     model = cx.attach(Net(nnx.Rngs(0)), PeriodicIn2Pi())
 
     @nnx.jit
@@ -87,7 +87,7 @@ def test_survives_jit():
     assert count(model) == 1
 
 
-def test_exactly_satisfied_and_not():
+def test_violations_are_zero_exactly_where_constraints_hold():
     model = Net(nnx.Rngs(0))
     rotation = jnp.linalg.qr(jax.random.normal(KEY, (8, 8)))[0]
     model.blocks[0].kernel[...] = rotation
@@ -124,7 +124,7 @@ REDUCTIONS = {
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS, ids=str)
-def test_reductions(reduce):
+def test_each_reduction_makes_the_rows_it_promises(reduce):
     model = Net(nnx.Rngs(0))
     constraint = PeriodicIn2Pi(reduce=reduce)
     composed = cx.compose(constraint, model=model)
@@ -191,7 +191,7 @@ def test_wrt_moves_no_other_parameter_bit_for_bit():
         assert moved == {"last"}
 
 
-def test_start_every_gamma_and_named_slices():
+def test_each_constraint_follows_its_own_start_every_and_gamma():
     model = Net(nnx.Rngs(0))
     first = PeriodicIn2Pi(name="a", reduce="rms", start=3, every=2, gamma=1.0)
     second = cx.UnitNorm(
@@ -220,8 +220,8 @@ def test_start_every_gamma_and_named_slices():
 
 
 @pytest.mark.parametrize("solver", ["gram", cx.LSMR(rtol=1e-5)], ids=str)
-def test_all_may_rest(solver):
-    """Then the update is left alone and violations are known; when they act, nothing is new."""
+def test_a_step_at_which_no_constraint_acts_leaves_the_update_alone(solver):
+    """Its violation is still reported; at the other steps it acts as if it always did."""
     model = Net(nnx.Rngs(0))
     params = parameters(model)
     update = jax.tree.map(jnp.ones_like, params)
@@ -249,7 +249,7 @@ def test_all_may_rest(solver):
 
 
 @pytest.mark.parametrize("reduce", ["none", cx.Norm(groups=2)], ids=str)
-def test_looks_at_some_examples_only(reduce):
+def test_a_constraint_on_some_examples_ignores_the_others(reduce):
     model = Net(nnx.Rngs(0))
     some = cx.compose(PeriodicIn2Pi(reduce=reduce, examples=4), model=model)
     part = {"x": BATCH["x"][:4]}
@@ -293,7 +293,7 @@ def test_contradicting_constraints_are_named_and_the_step_is_finite():
     assert abs(float(jnp.sum(params["first"]["kernel"][...] ** 2)) - 1.0) < 1e-3
 
 
-def test_same_names_are_numbered():
+def test_constraints_of_the_same_name_are_numbered():
     model = Net(nnx.Rngs(0))
     unit = cx.UnitNorm(of=lambda m: m.last.kernel[...])
     assert cx.compose(unit, unit, model=model).names == ("unit-norm", "unit-norm-2")
@@ -372,6 +372,6 @@ def test_a_traced_number_is_refused():
         ),
     ],
 )
-def test_wrong_arguments(make, error, message):
+def test_wrong_arguments_are_refused_with_a_hint(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -42,7 +42,7 @@ def data(*shape, seed=0):
 
 
 def residuals(x, *pairs):
-    """The residuals of pairs of a constraint and a model, compiled together, which is faster."""
+    """Returns the residuals of pairs of a constraint and a model, compiled together for speed."""
 
     @jax.jit
     def evaluate(x):
@@ -124,7 +124,7 @@ def test_a_lifting_convolution_has_the_regular_representation(group):
     assert variant > 1e-2
 
 
-def test_other_elements_than_all():
+def test_elements_chooses_how_many_elements_take_part():
     model = Lifting(Dihedral(4), blocks=1)
 
     def constraint(elements):
@@ -174,8 +174,7 @@ def test_the_moment_of_inertia_is_a_tensor(group):
     assert np.max(np.abs(wrong)) > 0.1
 
 
-def test_reflections_tell_a_pseudovector():
-    """A cross product turns with rotations, but not with reflections."""
+def test_a_cross_product_follows_rotations_but_not_reflections():
 
     def cross(_, x):
         return jnp.cross(x[:, :3], x[:, 3:])
@@ -189,7 +188,7 @@ def test_reflections_tell_a_pseudovector():
     assert improper > 0.1
 
 
-def test_sets():
+def test_a_deep_set_is_equivariant_under_permutations():
     mixing = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
 
     def deep_set(model, x):
@@ -214,7 +213,7 @@ def test_sets():
         assert np.max(np.abs(variant)) > 1e-2
 
 
-def test_generators_of_a_group_too_large_to_list():
+def test_generators_work_for_a_group_too_large_to_list():
     constraint = Equivariance(
         Permutation(20), lambda m, x: jnp.cumsum(x, axis=1), elements="generators"
     )
@@ -238,7 +237,7 @@ def test_circular_convolutions_commute_with_shifts():
     assert padded > 1e-2
 
 
-def test_a_group_of_matrices():
+def test_cubing_coordinates_commutes_with_the_rotations_of_a_cube():
     cube = MatrixGroup.generated_by(
         [[[1, 0, 0], [0, 0, -1], [0, 1, 0]], [[0, -1, 0], [1, 0, 0], [0, 0, 1]]]
     )
@@ -284,7 +283,7 @@ def test_samples_have_the_same_violation_in_expectation():
     np.testing.assert_allclose(sampled, every, rtol=0.1)
 
 
-def test_each_example_has_an_element_of_its_own_and_each_step_another():
+def test_each_example_and_each_step_draws_its_own_element():
     x = jnp.ones((6, 3))
     constraint = Equivariance(Orthogonal(3), lambda m, x: x * jnp.arange(3.0))
     residual = jax.jit(lambda key: constraint.residual(None, x, key=key))
@@ -316,7 +315,7 @@ def test_the_network_is_called_once():
         (lambda x: type("Batch", (), {"points": x})(), "points"),
     ],
 )
-def test_where_the_examples_are(batch, inputs):
+def test_examples_are_found_in_batches_of_any_form(batch, inputs):
     x = data(3, 2)
     plane = {"input": Vector(), "output": Vector()}
     constraint = Equivariance(Cyclic(2), lambda m, x: x**2, inputs=inputs, **plane)
@@ -346,7 +345,7 @@ def test_the_mean_over_a_batch_has_a_row_for_each_entry_of_the_output():
     assert rows["equivariance"].shape == (9,)
 
 
-def test_descent_along_the_gradient_makes_it_so():
+def test_gradient_descent_finds_the_nearest_equivariant_matrix():
     """The nearest equivariant matrix of C4 on the plane has the form [[a, −b], [b, a]]."""
     x = data(32, 2)
     constraint = Equivariance(Cyclic(4), lambda m, x: x @ m, input=Vector(), output=Vector())
@@ -359,7 +358,7 @@ def test_descent_along_the_gradient_makes_it_so():
     assert jax.jit(lambda W: constraint.violation(W, x, KEY))(W) < 1e-6
 
 
-def test_half_precision():
+def test_half_precision_residuals_have_a_single_precision_violation():
     x = data(3, 4, 4, 2).astype(jnp.bfloat16)
     constraint = Equivariance(Dihedral(4), lambda m, x: x**2)
     (residual,) = residuals(x, (constraint, None))
@@ -381,7 +380,7 @@ def test_half_precision():
         (Permutation(3), Permute(axis=0)),
     ],
 )
-def test_usual_representations(group, expected):
+def test_each_group_has_its_usual_representation(group, expected):
     assert Equivariance(group).input == Equivariance(group).output == expected
     assert Invariance(group).input == expected
     assert Invariance(group).output == Trivial()
@@ -434,7 +433,7 @@ def test_a_group_that_does_not_say_how_it_acts_acts_on_vectors():
     np.testing.assert_allclose(residual[:, 0], 2 * data(4, 1) ** 2, rtol=1e-6)
 
 
-def test_constraints_are_values_with_names():
+def test_equal_constraints_compare_equal_and_have_names():
     def features(model, x):
         return model(x)
 
@@ -463,7 +462,7 @@ def test_constraints_are_values_with_names():
         (lambda: Equivariance(Cyclic(4), reduce="nrom"), "Did you mean 'norm'"),
     ],
 )
-def test_errors_when_built(build, message):
+def test_wrong_arguments_are_refused_when_the_constraint_is_built(build, message):
     with pytest.raises((TypeError, ValueError), match=message):
         build()
 
@@ -494,6 +493,6 @@ def test_errors_when_built(build, message):
         (Equivariance(Cyclic(4)), None, "got NoneType"),
     ],
 )
-def test_errors_when_traced(constraint, batch, message):
+def test_wrong_shapes_and_batches_are_refused_when_traced(constraint, batch, message):
     with pytest.raises((TypeError, ValueError), match=message):
         constraint.residual(lambda x: x, batch, key=KEY)

@@ -118,7 +118,7 @@ def pairs_of(model):
 
 
 @each_model
-def test_one_call_masks_the_kernels_and_nothing_else(case):
+def test_add_masks_masks_the_kernels_and_nothing_else(case):
     plain = case.build(nnx.Rngs(0))
     model = case.build(nnx.Rngs(0))
     returned = masks.add_masks(model)
@@ -345,7 +345,7 @@ def test_export_shares_nothing_and_drops_the_budget():
     np.testing.assert_array_equal(model.first.bias[...], 0)
 
 
-def test_fixed_masks_from_a_function_of_the_weights():
+def test_initial_probabilities_may_be_a_function_of_the_weights():
     model = masks.add_masks(MLP(nnx.Rngs(0)), initial=lambda w: jnp.abs(w) > 0.2)
     sampled = masks.sample(model, KEY)
     for layer in ("first", "second"):
@@ -403,7 +403,7 @@ def test_probabilities_are_at_least_single_precision():
     np.testing.assert_array_equal(gradients["kernel_mask"][...], layer.kernel[...])
 
 
-def test_tied_weights_stay_tied():
+def test_tied_weights_stay_tied_in_a_sampled_model():
     model = MLP(nnx.Rngs(0))
     model.other = nnx.Linear(6, 16, rngs=nnx.Rngs(1))
     model.other.kernel = model.first.kernel
@@ -414,7 +414,7 @@ def test_tied_weights_stay_tied():
     assert jnp.any(sampled.first.kernel[...] == 0)
 
 
-def test_masks_live_where_their_weights_do():
+def test_masks_have_the_sharding_of_their_weights():
     mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):
         layer = nnx.Linear(4, 8, kernel_metadata={"out_sharding": (None, "fsdp")}, rngs=nnx.Rngs(0))
@@ -511,7 +511,7 @@ def test_matrices_that_were_left_out_are_logged(caplog):
     assert "left out lora.lora_a, lora.lora_b" in message
 
 
-def test_masks_can_be_made_abstractly():
+def test_masks_can_be_added_under_eval_shape():
     model = nnx.eval_shape(lambda: masks.add_masks(MLP(nnx.Rngs(0), nnx.initializers.ones)))
     assert model.first.kernel_mask.shape == (6, 16)
 
@@ -530,7 +530,7 @@ def test_budget_is_met_exactly_at_its_target():
 
 
 @each_model
-def test_budget_moves_the_probabilities_alone_and_all_alike(case):
+def test_budget_moves_all_probabilities_alike_and_nothing_else(case):
     model = attach(masked_model(case), MaskBudget(0.1, gamma=0.5))
     composed = compose(model)
     assert composed.names == ("mask-budget",)
@@ -602,7 +602,7 @@ def test_training_ends_at_the_target_density():
     assert masks.realised_density(plain) == pytest.approx(target, abs=2e-3 + 0.5 / 144)
 
 
-def test_errors_say_what_to_do():
+def test_wrong_arguments_are_refused_with_a_fix():
     plain = MLP(nnx.Rngs(0))
     for function in (masks.expected_density, masks.deterministic, masks.export):
         with pytest.raises(ValueError, match=r"MLP has no masks: call `cx.masks.add_masks"):

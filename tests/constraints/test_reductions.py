@@ -93,7 +93,7 @@ def test_a_step_removes_the_rows_of_a_users_reduction_to_first_order(case):
     np.testing.assert_allclose(moved, -rows, rtol=1e-3, atol=1e-5)
 
 
-def test_slices_are_known_of_reductions_that_have_them():
+def test_slices_of_is_none_for_reductions_that_share_the_batch():
     assert slices_of(Moments()) is None
     assert slices_of(sum_of_all) is None
     assert slices_of(cx.Sketch()) is None
@@ -117,7 +117,7 @@ class Unhashable:
         (Unhashable(), "frozen dataclass"),
     ],
 )
-def test_what_is_not_a_reduction_is_refused_when_the_constraint_is_built(reduce, message):
+def test_objects_that_are_not_reductions_are_refused_when_the_constraint_is_built(reduce, message):
     with pytest.raises(TypeError, match=message):
         Odd(reduce=reduce)
 
@@ -162,7 +162,7 @@ def rows_of(constraint, batch, scale=1.0):
 
 @pytest.mark.parametrize("reduce", BUILT_IN, ids=str)
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_what_is_not_finite_in_a_residual_is_not_finite_in_its_rows(reduce, bad):
+def test_nan_and_infinity_in_a_residual_reach_its_rows(reduce, bad):
     rows, _ = rows_of(Output(reduce=reduce), {"x": jnp.full((4, 1), bad)})
     if jnp.isnan(bad):
         assert np.all(np.isnan(rows))

@@ -48,10 +48,10 @@ class Orthogonal(_OrthogonalMatrices):
         object.__setattr__(self, "n", as_count(self.n, argument="Orthogonal(n=...)"))
 
     def sample(self, key: Array, count: int) -> Float[Array, "count n n"]:
-        """Haar samples: the Q of a Gaussian matrix's QR factorisation with R's diagonal positive.
+        """Draws Haar samples: Q of the QR factorisation of a Gaussian matrix, diag(R) positive.
 
-        Without that sign the distribution would depend on the algorithm behind QR (Mezzadri, "How
-        to generate random matrices from the classical compact groups", 2007).
+        Without that choice of signs the distribution would depend on the algorithm behind QR
+        (Mezzadri, "How to generate random matrices from the classical compact groups", 2007).
         """
         q, r = jnp.linalg.qr(jax.random.normal(key, (count, self.n, self.n)))
         return q * jnp.where(jnp.diagonal(r, axis1=-2, axis2=-1) < 0, -1, 1)[:, None, :]
@@ -67,6 +67,6 @@ class SpecialOrthogonal(_OrthogonalMatrices):
         object.__setattr__(self, "n", as_count(self.n, argument="SpecialOrthogonal(n=...)"))
 
     def sample(self, key: Array, count: int) -> Float[Array, "count n n"]:
-        """Haar samples: those of O(n), the first column reflected where the determinant is −1."""
+        """Draws from O(n), and flips the first column where the determinant is −1."""
         q = Orthogonal(self.n).sample(key, count)
         return q.at[:, :, 0].multiply(jnp.where(jnp.linalg.det(q) < 0, -1, 1)[:, None])

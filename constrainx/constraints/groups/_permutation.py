@@ -45,7 +45,7 @@ class Permutation(FiniteGroup, PermutingGroup):
 
     @property
     def elements(self) -> Int[np.ndarray, "order n"]:
-        """In lexicographic order; an error beyond eight things."""
+        """All permutations in lexicographic order; an error beyond eight things."""
         if self.n > 8:
             raise ArgumentError(
                 f"`Permutation({self.n})` has {self.order} elements, too many to list. Draw some "
@@ -55,10 +55,10 @@ class Permutation(FiniteGroup, PermutingGroup):
 
     @property
     def generators(self) -> Int[np.ndarray, "some n"]:
-        """The exchange of the first two things, and the cyclic shift of all."""
+        """The swap of the first two things, and the cyclic shift of all."""
         things = self.identity
-        exchange = np.concatenate([things[:2][::-1], things[2:]])
-        return np.stack([exchange, np.roll(things, 1)])[: self.n - 1]
+        swap = np.concatenate([things[:2][::-1], things[2:]])
+        return np.stack([swap, np.roll(things, 1)])[: self.n - 1]
 
     def compose(self, g: Element, h: Element) -> Int[Array, " n"]:
         """The permutation i ↦ g[h[i]]."""
@@ -77,5 +77,5 @@ class Permutation(FiniteGroup, PermutingGroup):
         return jnp.eye(self.n)[:, g]
 
     def sample(self, key: Array, count: int) -> Int[Array, "count n"]:
-        """Uniform random permutations."""
+        """Draws uniform random permutations."""
         return jax.vmap(lambda k: jax.random.permutation(k, self.n))(jax.random.split(key, count))

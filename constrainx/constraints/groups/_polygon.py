@@ -16,7 +16,7 @@ from constrainx.errors import ArgumentError
 
 
 class _PolygonGroup(NumberedGroup, PixelGroup):
-    """Symmetries of a regular n-gon; those of the square and below move pixels onto pixels."""
+    """Symmetries of a regular n-gon, which move pixels onto pixels for n = 1, 2 and 4."""
 
     n: int
 
@@ -79,12 +79,12 @@ class Cyclic(_PolygonGroup):
         return (g + h) % self.n
 
     def inverse(self, g: Element) -> Element:
-        """As many steps clockwise."""
+        """The same number of steps clockwise."""
         return -g % self.n
 
     def matrix(self, g: Element) -> Float[Array, "2 2"]:
         """The rotation of (x, y) with x to the right and y upwards."""
-        return jnp.asarray(_rotations(self.n), dtype=float)[g]
+        return jnp.asarray(_make_rotations(self.n), dtype=float)[g]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,19 +116,19 @@ class Dihedral(_PolygonGroup):
         return (g // self.n + h // self.n) % 2 * self.n + steps
 
     def inverse(self, g: Element) -> Element:
-        """As many steps clockwise; a reflection is its own inverse."""
+        """The same number of steps clockwise; a reflection is its own inverse."""
         flip = g // self.n
         return flip * self.n + ((2 * flip - 1) * g) % self.n
 
     def matrix(self, g: Element) -> Float[Array, "2 2"]:
         """The orthogonal matrix on (x, y) with x to the right and y upwards."""
-        rotations = _rotations(self.n)
+        rotations = _make_rotations(self.n)
         both = np.concatenate([rotations, rotations @ np.diag([-1.0, 1.0])])
         return jnp.asarray(both, dtype=float)[g]
 
 
 @functools.cache
-def _rotations(n: int) -> Float[np.ndarray, "n 2 2"]:
+def _make_rotations(n: int) -> Float[np.ndarray, "n 2 2"]:
     angles = 2 * np.pi * np.arange(n) / n
     cos, sin = np.cos(angles), np.sin(angles)
     # Rounded, so that quarter turns are exact.

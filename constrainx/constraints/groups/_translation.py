@@ -22,7 +22,7 @@ class Translation(FiniteGroup, PixelGroup):
     """Shifts of a grid that wrap around at its ends: an element is the vector of steps.
 
     Attributes:
-        shape: the grid's, such as (28, 28).
+        shape: the shape of the grid, such as (28, 28).
     """
 
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Translation(FiniteGroup, PixelGroup):
 
     @property
     def elements(self) -> Int[np.ndarray, "order axes"]:
-        """In row-major order."""
+        """All shifts in row-major order."""
         return np.indices(self.shape).reshape(len(self.shape), -1).T
 
     @property
@@ -65,7 +65,7 @@ class Translation(FiniteGroup, PixelGroup):
         return (g + h) % np.array(self.shape)
 
     def inverse(self, g: Element) -> Int[Array, " axes"]:
-        """As many steps back."""
+        """The same number of steps back."""
         return -g % np.array(self.shape)
 
     def move_pixels(self, g: Element, array: Array) -> Array:
@@ -78,11 +78,11 @@ class Translation(FiniteGroup, PixelGroup):
         return jnp.roll(array, jnp.asarray(g), axis=axes)
 
     def matrix(self, g: Element) -> Float[Array, "n n"]:  # noqa: ARG002
-        """Not available: a TypeError."""
+        """Raises an error: a translation has no matrix."""
         raise ArgumentTypeError(
             "`Translation` has no defining matrix. Let it act through `Image()`."
         )
 
     def sample(self, key: Array, count: int) -> Int[Array, "count axes"]:
-        """Uniform random shifts."""
+        """Draws uniform random shifts."""
         return jax.random.randint(key, (count, len(self.shape)), 0, np.array(self.shape))

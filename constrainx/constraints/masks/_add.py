@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 def kernels(path: Path, variable: Any) -> bool:
-    """An NNX filter: the kernels of dense, convolution and attention layers; no bias, no norm."""
+    """Selects the kernels of dense, convolution and attention layers: an NNX filter."""
     return bool(path) and path[-1] == "kernel" and variable.ndim >= 2
 
 
@@ -30,11 +30,11 @@ def add_masks(
     *,
     initial: float | Callable[[Array], Array] = 0.9,
 ) -> Model:
-    """Gives weights of a model, in place, a learnable mask, and returns the model.
+    """Adds learnable masks to the weights of a model, in place, and returns the model.
 
     The class of the model and of its layers stays as it is: a `MaskProbability` named
     ``kernel_mask`` appears beside each ``kernel``. The model itself still computes with all of its
-    weights; `sample` and `deterministic` give the one that computes with some.
+    weights; `sample` and `deterministic` return one that computes with some of them.
 
     >>> import jax
     >>> from constrainx import masks
@@ -65,15 +65,16 @@ def add_masks(
     if not selected:
         raise ArgumentError(
             f"`add_masks(where=...)` selects no parameter of this {type(model).__name__}, which "
-            f"has {', '.join(map(format_path, flat.paths[:8]))}, and {max(0, len(flat.paths) - 8)} "
-            "more. Pass an NNX filter that selects some, such as "
+            f"has {_list_paths(flat.paths)}. Pass an NNX filter that selects some, such as "
             "`lambda path, variable: variable.ndim >= 2`."
         )
     already = {id(masked.weight) for masked in find_masked(model)}
     added = []
     for path, weight in selected:
         if id(weight) in already:
-            raise ArgumentError(f"`add_masks`: {format_path(path)!r} has a mask already.")
+            raise ArgumentError(
+                f"`add_masks`: {format_path(path)!r} has a mask already. Leave it out of `where`."
+            )
         owner, inside = split_at_owner(model, path)
         name = "_".join(map(str, inside)) + "_mask"
         if hasattr(owner, name):
@@ -81,14 +82,19 @@ def add_masks(
                 f"`add_masks` stores the mask of {format_path(path)!r} as `{name}` beside it, but "
                 f"this {type(owner).__name__} already has an attribute of that name. Rename it."
             )
-        probability = _initial_probability(weight, initial, path)
-        variable = MaskProbability(probability, masks=inside, **_placement(weight))
+        probability = _make_probability(weight, initial, path)
+        variable = MaskProbability(probability, masks=inside, **_copy_placement(weight))
         added.append((owner, name, variable))
     # Not before all are known to be right: an error leaves the model as it was.
     for owner, name, variable in added:
         setattr(owner, name, variable)
     _log_left_out(model)
     return model
+
+
+def _list_paths(paths: Sequence[Path], most: int = 8) -> str:
+    listed = ", ".join(map(format_path, paths[:most])) or "none"
+    return f"{listed}, and {len(paths) - most} more" if len(paths) > most else listed
 
 
 def _log_left_out(model: nnx.Module) -> None:
@@ -109,7 +115,7 @@ def _log_left_out(model: nnx.Module) -> None:
         )
 
 
-def _initial_probability(
+def _make_probability(
     weight: nnx.Param, initial: float | Callable[[Array], Array], path: Path
 ) -> Array:
     if not jnp.issubdtype(weight.dtype, jnp.floating):
@@ -132,8 +138,8 @@ def _initial_probability(
     return probability
 
 
-def _placement(weight: nnx.Param) -> Mapping[str, Any]:
-    """The metadata that says where on a mesh an array lives: a mask lives where its weights do."""
+def _copy_placement(weight: nnx.Param) -> Mapping[str, Any]:
+    """Copies the metadata that places an array on a mesh: a mask is sharded like its weights."""
     names = ("out_sharding", "sharding_rules", "mesh", "optimizer_sharding")
     metadata = weight.get_metadata()
     return {name: metadata[name] for name in names if name in metadata}

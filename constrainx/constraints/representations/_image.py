@@ -12,11 +12,11 @@ from constrainx.errors import ArgumentTypeError
 
 @dataclasses.dataclass(frozen=True)
 class Image(Representation):
-    """Feature maps (height, width, ...) whose pixels move, while channels stay what they are.
+    """Feature maps (height, width, ...) whose pixels move, while channels stay as they are.
 
-    Exact, since pixels are exchanged and never interpolated: rotations by 180° and 90°, the latter
-    of square maps only, and reflections for `Cyclic` and `Dihedral`; shifts that wrap around for
-    `Translation`, whose grid is the first axes.
+    Exact, since pixels change places and are never interpolated. `Cyclic` and `Dihedral` rotate by
+    180°, rotate square maps by 90°, and reflect; `Translation` shifts the first axes, with pixels
+    that wrap around. Any other `PixelGroup` brings its own ``move_pixels``.
     """
 
     def check(self, group: Group) -> None:

@@ -24,7 +24,7 @@ class Sum(Representation):
     parts: tuple[tuple[int, Representation], ...]
 
     def __init__(self, *parts: Any) -> None:
-        # One list of pairs is as good as the pairs themselves.
+        # One list of pairs is accepted in place of the pairs.
         pairs = parts[0] if len(parts) == 1 and _is_list_of_pairs(parts[0]) else parts
         for pair in pairs:
             if not (isinstance(pair, tuple | list) and len(pair) == 2 and _is_part(*pair)):
@@ -39,12 +39,12 @@ class Sum(Representation):
         object.__setattr__(self, "parts", tuple(map(tuple, pairs)))
 
     def check(self, group: Group) -> None:
-        """The group must act on each part."""
+        """Raises an error unless the group can act on each part."""
         for _, part in self.parts:
             part.check(group)
 
     def __call__(self, group: Group, element: Element, array: Array) -> Array:
-        """The pieces, each after its own action."""
+        """Returns the pieces, each after its own action."""
         sizes = [size for size, _ in self.parts]
         if not array.ndim or array.shape[-1] != sum(sizes):
             raise ArgumentError(
@@ -63,4 +63,8 @@ def _is_list_of_pairs(part: Any) -> bool:
 
 
 def _is_part(size: Any, representation: Any) -> bool:
-    return isinstance(size, int) and size > 0 and isinstance(representation, Representation)
+    return (
+        isinstance(size, int | np.integer)
+        and int(size) > 0
+        and isinstance(representation, Representation)
+    )

@@ -17,11 +17,11 @@ from constrainx.errors import ArgumentError, ArgumentTypeError
 class Vector(Representation):
     """Vectors v ↦ R v, R the element's defining matrix.
 
-    The last axis has one vector or several in a row: shapes (n,), (k, n) and (k n,) are all fine,
-    and in the last the first n entries are the first vector.
+    The last axis holds one vector, or several one after another: shapes (n,), (k, n) and (k n,) all
+    work, and in (k n,) the first n entries are the first vector.
 
     Attributes:
-        copies: how many vectors the last axis has; None for as many as there are.
+        copies: the number of vectors on the last axis; None for any number.
     """
 
     copies: int | None = None
@@ -33,11 +33,11 @@ class Vector(Representation):
             object.__setattr__(self, "copies", copies)
 
     def check(self, group: Group) -> None:
-        """The group must have matrices."""
+        """Raises an error unless the group has matrices."""
         _check_matrices(self, group)
 
     def __call__(self, group: Group, element: Element, array: Array) -> Array:
-        """The rotated vectors."""
+        """Returns the rotated vectors."""
         matrix = group.matrix(element)
         size = matrix.shape[-1]
         copies, rest = divmod(array.shape[-1] if array.ndim else 0, size)
@@ -53,8 +53,8 @@ class Vector(Representation):
 class Tensor(Representation):
     """Tensors of any rank, each index rotated by the defining matrix: T ↦ R T Rᵀ for rank 2.
 
-    Either the last ``rank`` axes are of length n each, or the last axis has one tensor or several
-    in a row, n**rank entries each.
+    Either the last ``rank`` axes have length n each, or the last axis holds one or more flattened
+    tensors of n**rank entries each.
 
     Attributes:
         rank: the number of indices.
@@ -67,11 +67,11 @@ class Tensor(Representation):
         object.__setattr__(self, "rank", rank)
 
     def check(self, group: Group) -> None:
-        """The group must have matrices."""
+        """Raises an error unless the group has matrices."""
         _check_matrices(self, group)
 
     def __call__(self, group: Group, element: Element, array: Array) -> Array:
-        """The rotated tensors."""
+        """Returns the rotated tensors."""
         matrix = group.matrix(element)
         shape = (matrix.shape[-1],) * self.rank
         if array.ndim >= self.rank and array.shape[array.ndim - self.rank :] == shape:
@@ -86,8 +86,8 @@ class Tensor(Representation):
 
 
 def _rotate(matrix: Float[Array, "n n"], tensors: Array, *, rank: int, like: Array) -> Array:
-    """The last ``rank`` axes rotated, in the shape of ``like`` and, if inexact, in its dtype."""
-    # In half precision R would not be orthogonal, so the product is in R's own.
+    """Rotates the last ``rank`` axes; keeps the shape of ``like`` and its dtype, if inexact."""
+    # In half precision R would not be orthogonal, so the product is in the precision of R.
     result = tensors.astype(jnp.result_type(tensors, matrix))
     for axis in range(result.ndim - rank, result.ndim):
         rotated = jnp.tensordot(result, matrix, axes=(axis, 1), precision="highest")

@@ -14,5 +14,5 @@ class Trivial(Representation):
     """Nothing changes: masses, charges, the logits of classes."""
 
     def __call__(self, group: Group, element: Element, array: Array) -> Array:  # noqa: ARG002
-        """The array as it is."""
+        """Returns the array as it is."""
         return array
