@@ -35,7 +35,7 @@ class _OrthogonalMatrices(Group):
         return jnp.swapaxes(g, -1, -2)
 
     def matrix(self, g: Element) -> Float[Array, "n n"]:
-        return g
+        return jnp.asarray(g)
 
 
 @dataclasses.dataclass(frozen=True)
