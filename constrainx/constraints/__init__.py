@@ -2,6 +2,7 @@
 
 from constrainx.constraints import groups as groups
 from constrainx.constraints import masks as masks
+from constrainx.constraints import reductions as reductions
 from constrainx.constraints import representations as representations
 from constrainx.constraints._attach import Attached as Attached
 from constrainx.constraints._attach import at_path as at_path
@@ -18,7 +19,8 @@ from constrainx.constraints._equivariance import Invariance as Invariance
 from constrainx.constraints._inequality import AtMost as AtMost
 from constrainx.constraints._jacobian_symmetry import JacobianSymmetry as JacobianSymmetry
 from constrainx.constraints._mask_budget import MaskBudget as MaskBudget
-from constrainx.constraints._reduce import Norm as Norm
-from constrainx.constraints._reduce import Sketch as Sketch
 from constrainx.constraints._weights import Orthogonality as Orthogonality
 from constrainx.constraints._weights import UnitNorm as UnitNorm
+from constrainx.constraints.reductions import Norm as Norm
+from constrainx.constraints.reductions import Reduction as Reduction
+from constrainx.constraints.reductions import Sketch as Sketch

@@ -15,8 +15,8 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints._attach import Attached, at_path, constraints_of
 from constrainx.constraints._constraint import Constraint, Placement
-from constrainx.constraints._reduce import Norm, Rows, flatten
 from constrainx.constraints._view import check_current, flatten_state, list_paths, view_model
+from constrainx.constraints.reductions import Rows, flatten, slices_of
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 
@@ -216,7 +216,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         variables = flatten_state(nnx.state(model))
         return tuple(matches(path, variables[path]) for path in list_paths(parameters))
 
-    slices = reduction.slices if isinstance(reduction, Norm) else None
+    slices = slices_of(reduction)
     return Member(
         name=constraint.label,
         function=rows,

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
-from constrainx.constraints._reduce import Reduction, as_reduction, flatten
-from constrainx.errors import ArgumentError, check_choice
+from constrainx.constraints._numbers import as_count, as_number
+from constrainx.constraints._reduce import NamedReduction, as_reduction
+from constrainx.constraints.reductions import Reduction, flatten, root_mean_square
+from constrainx.errors import check_choice
 
 # Where the null-space step projects a constraint's rows.
 Placement: TypeAlias = Literal["twice", "update", "gradient"]
@@ -30,20 +32,23 @@ class Constraint:
     'periodic-in2-pi'
 
     A subclass with fields of its own is a dataclass, too: ``@dataclasses.dataclass(frozen=True)``.
+    A subclass with ``kind = "inequality"`` holds where its residual is at most zero.
 
     Attributes:
-        name: how it is called in logs; by default after the class.
-        gamma: the part of the violation that a step removes to first order, J Δθ = −γ c: a number
-            or an Optax schedule. One is a full Gauss-Newton step.
-        wrt: an NNX filter; the parameters that the constraint may move.
-        reduce: how residuals become rows: "none", "norm", "mean", "rms", `Norm` or `Sketch`.
-        examples: how many examples of the batch it looks at, the first so many; None for all. Its
-            cost is in proportion.
+        name: its name in logs; by default made from the name of the class.
+        gamma: the fraction of the violation that a step removes to first order, J Δθ = −γ c: a
+            number or an Optax schedule. One is a full Gauss-Newton step.
+        wrt: an NNX filter: the parameters that the constraint may move.
+        reduce: how residuals become rows: "none", "norm", "mean", "rms", `Norm`, `Sketch`, or any
+            object with a method ``__call__(self, residual, *, key)``, see `Reduction`.
+        examples: the number of examples that it looks at, the first ones of the batch; None for
+            all. Its cost is in proportion.
         start: the first step at which it acts.
-        every: it acts at every multiple of this many steps after ``start``.
-        tolerance: the violation at which it counts as met.
+        every: the number of steps from one at which it acts to the next.
+        tolerance: the violation up to which it counts as met.
         placement: where the null-space step projects its rows, "gradient", "update" or "twice", see
-            `NullSpace`; None for the default.
+            `NullSpace`. None stands for "twice" where the rows depend on the parameters alone, and
+            for "gradient" where they depend on the batch or the key, too.
     """
 
     kind: ClassVar[Literal["equality", "inequality"]] = "equality"
@@ -60,33 +65,28 @@ class Constraint:
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        as_reduction(self.reduce, owner=owner)
-        if not callable(self.gamma) and not (
-            isinstance(self.gamma, int | float) and self.gamma >= 0
-        ):
-            raise ArgumentError(
-                f"`{owner}(gamma=...)` must be a number of at least 0 or an Optax schedule, got "
-                f"{self.gamma!r}."
-            )
-        if self.examples is not None and self.examples < 1:
-            raise ArgumentError(
-                f"`{owner}(examples=...)` must be at least 1, or None for the whole batch, got "
-                f"{self.examples!r}."
-            )
-        if self.start < 0 or self.every < 1:
-            raise ArgumentError(
-                f"`{owner}` acts from step `start` on, every `every` steps: these must be at least "
-                f"0 and 1, got start={self.start!r}, every={self.every!r}."
-            )
+        as_reduction(self.reduce, owner=owner, kind=self.kind)
+        # Plain Python numbers, because a constraint must have a hash and arrays have none.
+        numbers: dict[str, float] = {
+            "tolerance": as_number(self.tolerance, argument=f"{owner}(tolerance=...)", least=0),
+            "start": as_count(self.start, argument=f"{owner}(start=...)", least=0),
+            "every": as_count(self.every, argument=f"{owner}(every=...)"),
+        }
+        if not callable(self.gamma):
+            fix = "It may also be an Optax schedule."
+            argument = f"{owner}(gamma=...)"
+            numbers["gamma"] = as_number(self.gamma, argument=argument, least=0, fix=fix)
+        if self.examples is not None:
+            fix = "Use None for the whole batch."
+            argument = f"{owner}(examples=...)"
+            numbers["examples"] = as_count(self.examples, argument=argument, fix=fix)
         if self.placement is not None:
             check_choice("placement", self.placement, get_args(Placement), owner=owner)
-        if self.tolerance < 0:
-            raise ArgumentError(
-                f"`{owner}(tolerance=...)` must be at least 0, got {self.tolerance!r}."
-            )
+        for name, number in numbers.items():
+            object.__setattr__(self, name, number)
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> PyTree[Float[Array, ...]]:
-        """What is zero when the constraint holds: any pytree of arrays.
+        """Returns what is zero when the constraint holds: any pytree of real arrays.
 
         Args:
             model: the module that the constraint is attached to.
@@ -99,8 +99,12 @@ class Constraint:
         )
 
     def violation(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
-        """By how much the constraint fails, for people: the root mean square of the residual."""
-        return jnp.sqrt(jnp.mean(jnp.square(flatten(self.residual(model, batch, key=key)))))
+        """Returns by how much the constraint fails, for people to read.
+
+        This is the root mean square of the residual r, or of max(r, 0) for an inequality.
+        """
+        entries = flatten(self.residual(model, batch, key=key), owner=self.label)
+        return root_mean_square(jnp.maximum(entries, 0) if self.kind == "inequality" else entries)
 
     @property
     def label(self) -> str:
@@ -109,5 +113,6 @@ class Constraint:
 
     @property
     def reduction(self) -> Reduction:
-        """``reduce`` as an object."""
-        return as_reduction(self.reduce, owner=type(self).__name__)
+        """``reduce`` as an object, which names the constraint in its errors."""
+        base = as_reduction(self.reduce, owner=type(self).__name__, kind=self.kind)
+        return NamedReduction(self.label, base)

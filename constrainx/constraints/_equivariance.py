@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -13,17 +12,11 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from constrainx.constraints._constraint import Constraint
-from constrainx.constraints.groups import (
-    Cyclic,
-    Dihedral,
-    Element,
-    FiniteGroup,
-    Group,
-    Permutation,
-    Translation,
-)
-from constrainx.constraints.representations import Image, Permute, Representation, Trivial, Vector
-from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.constraints._inputs import select_inputs
+from constrainx.constraints.groups import Element, FiniteGroup, Group
+from constrainx.constraints.reductions import check_residual
+from constrainx.constraints.representations import Representation, Trivial, Vector
+from constrainx.errors import ArgumentError, ArgumentTypeError, check_choice
 
 Elements = Literal["auto", "all", "generators", "sample"]
 
@@ -37,12 +30,12 @@ class Equivariance(Constraint):
     The residual f(ρ_in(g) x) − ρ_out(g) f(x) has shape (examples, elements, *output). All
     transformed examples go through the network in one call, together with the plain ones: with k
     elements that is a batch of 1 + k times the examples. With "all" and "generators" the constraint
-    is exact at the examples given; with "sample" it is approximate, for each example has one random
-    element, a new one each step.
+    is exact at the examples given; with "sample" it is approximate, since each example gets one
+    random element, a new one each step.
 
-    >>> from constrainx.constraints import groups
-    >>> from constrainx.constraints._equivariance import Equivariance
-    >>> constraint = Equivariance(groups.Cyclic(4), of=lambda m, x: m.features(x), reduce="norm")
+    >>> import constrainx as cx
+    >>> turns = cx.groups.Cyclic(4)
+    >>> constraint = cx.Equivariance(turns, of=lambda m, x: m.features(x), reduce="norm")
     >>> constraint.input
     Image()
 
@@ -50,14 +43,15 @@ class Equivariance(Constraint):
         group: the group, see `groups`.
         of: (model, inputs) ↦ f(inputs), batched; by default the model itself. For intermediate
             features, ``of=lambda model, x: model.features(x)``.
-        input: how the group acts on an example; by default `Image()` for Cyclic, Dihedral and
-            Translation, `Permute(axis=0)` for Permutation, `Vector()` for groups of matrices.
-        output: how it acts on the output, with the same defaults.
+        input: how the group acts on an example; by default ``group.usual_representation``, which is
+            `Image()` for Cyclic, Dihedral and Translation, `Permute(axis=0)` for Permutation, and
+            `Vector()` for groups of matrices.
+        output: how it acts on the output, with the same default.
         inputs: where the examples are in the batch: a key, an attribute or a position. A batch that
             is an array is taken as the examples.
-        elements: which g take part. For finite groups "all" but the identity, or "generators", of
-            which all others are products; "sample" is a random one for each example; "auto" is
-            "all" for groups of up to 16 elements and "sample" for others.
+        elements: which g take part. For finite groups "all" of them except the identity, or the
+            "generators", of which all others are products. "sample" draws one for each example.
+            "auto" is "all" for groups of up to 16 elements and "sample" for others.
     """
 
     group: Group
@@ -78,23 +72,23 @@ class Equivariance(Constraint):
             )
         for name in ("input", "output"):
             if getattr(self, name) is None:
-                object.__setattr__(self, name, _usual_representation(self.group))
+                object.__setattr__(self, name, self.group.usual_representation or Vector())
             if not isinstance(getattr(self, name), Representation):
                 raise ArgumentTypeError(
                     f"`{owner}({name}=...)` must be a representation such as "
                     f"`representations.Vector()`, got {getattr(self, name)!r}."
                 )
             getattr(self, name).check(self.group)
-        object.__setattr__(self, "elements", _which_elements(self.elements, self.group, owner))
+        object.__setattr__(self, "elements", _resolve_elements(self.elements, self.group, owner))
 
     def residual(
         self, model: Any, batch: Any, *, key: Array
     ) -> Float[Array, "examples elements ..."]:
-        """The differences f(ρ_in(g) x) − ρ_out(g) f(x)."""
-        x = inputs_of(batch, self.inputs, owner=type(self).__name__)
-        elements = self._elements(x.shape[0], key)
+        """Returns f(ρ_in(g) x) − ρ_out(g) f(x) for each example and element."""
+        x = select_inputs(batch, self.inputs, owner=type(self).__name__)
+        elements = self._choose_elements(x.shape[0], key)
         both = jnp.concatenate([x[:, None], self._act(self.input, elements, x)], axis=1)
-        # Examples before elements, so that a batch that is sharded by examples stays so.
+        # Examples before elements, so that a batch that is sharded by examples stays sharded.
         flat = both.reshape(-1, *x.shape[1:])
         outputs = model(flat) if self.of is None else self.of(model, flat)
         if not isinstance(outputs, jax.Array) or outputs.shape[:1] != flat.shape[:1]:
@@ -102,14 +96,15 @@ class Equivariance(Constraint):
                 f"`{type(self).__name__}(of=...)` must return an array with a row for each of the "
                 f"{flat.shape[0]} inputs, got {jax.tree.map(jnp.shape, outputs)}."
             )
+        check_residual(outputs, owner=self.label)
         outputs = outputs.reshape(*both.shape[:2], *outputs.shape[1:])
         return outputs[:, 1:] - self._act(self.output, elements, outputs[:, 0])
 
     def violation(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
-        """The mean over examples and elements of ‖f(ρ_in(g) x) − ρ_out(g) f(x)‖².
+        """Returns the mean over examples and elements of ‖f(ρ_in(g) x) − ρ_out(g) f(x)‖².
 
         The squared norm is the sum over the output's entries. With "all" the mean is over the whole
-        group, the identity and its zero included: what "sample" has in expectation.
+        group, including the identity, whose term is zero, so it equals the expectation of "sample".
         """
         residual = self.residual(model, batch, key=key)
         squares = jnp.square(residual.astype(jnp.result_type(jnp.float32, residual)))
@@ -118,8 +113,8 @@ class Equivariance(Constraint):
             return mean * (1 - 1 / self.group.order)
         return mean
 
-    def _elements(self, examples: int, key: Array) -> Element:
-        """NumPy elements that all examples share, or JAX elements, one for each example."""
+    def _choose_elements(self, examples: int, key: Array) -> Element:
+        """Returns NumPy elements that all examples share, or one JAX element for each example."""
         if self.elements == "sample" or not isinstance(self.group, FiniteGroup):
             return self.group.sample(key, examples)
         if self.elements == "generators":
@@ -138,63 +133,26 @@ class Equivariance(Constraint):
 
         if not isinstance(elements, np.ndarray):
             return jax.vmap(act)(elements, examples)[:, None]
-        # One by one, because a rotation by a known number of quarter turns is cheaper than by any.
+        # One by one, because a rotation is cheaper when its number of quarter turns is a constant.
         moved = [jax.vmap(lambda a, e=e: act(e, a))(examples) for e in elements]
         return jnp.stack(moved, axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Invariance(Equivariance):
-    """f(ρ(g) x) = f(x) for every g of a group: equivariance with a trivial output, see there.
+    """f(ρ(g) x) = f(x) for every g of a group: `Equivariance` with a trivial output.
 
-    >>> from constrainx.constraints import groups
-    >>> from constrainx.constraints._equivariance import Invariance
-    >>> Invariance(groups.Dihedral(4)).label
+    >>> import constrainx as cx
+    >>> cx.Invariance(cx.groups.Dihedral(4)).label
     'invariance'
     """
 
     output: Representation | None = dataclasses.field(default=Trivial(), init=False, repr=False)
 
 
-def inputs_of(batch: Any, field: str | int, *, owner: str) -> Array:
-    """The examples in a batch: its entry of that name or position, or the batch itself."""
-    if isinstance(batch, jax.Array | np.ndarray):
-        return jnp.asarray(batch)
-    if isinstance(batch, Mapping):
-        if field in batch:
-            return jnp.asarray(batch[field])
-        near = difflib.get_close_matches(str(field), map(str, batch), n=1, cutoff=0.3)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(
-            f"`{owner}(inputs={field!r})` is not in the batch, which has {sorted(map(str, batch))}."
-            f"{hint}"
-        )
-    if isinstance(field, int) and isinstance(batch, tuple | list) and field in range(len(batch)):
-        return jnp.asarray(batch[field])
-    if isinstance(field, str) and hasattr(batch, field):
-        return jnp.asarray(getattr(batch, field))
-    raise ArgumentTypeError(
-        f"`{owner}(inputs={field!r})` is not in the batch. That must be an array, a dictionary "
-        f"with this key, or a tuple with `inputs` a position in it, got {type(batch).__name__}."
-    )
-
-
-def _usual_representation(group: Group) -> Representation:
-    if isinstance(group, Cyclic | Dihedral | Translation):
-        return Image()
-    if isinstance(group, Permutation):
-        return Permute(axis=0)
-    return Vector()
-
-
-def _which_elements(elements: str, group: Group, owner: str) -> str:
-    """What "auto" stands for, after a check that the group has such elements."""
-    if elements not in get_args(Elements):
-        near = difflib.get_close_matches(str(elements), get_args(Elements), n=1, cutoff=0.3)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(
-            f"`{owner}(elements={elements!r})` must be one of {list(get_args(Elements))}.{hint}"
-        )
+def _resolve_elements(elements: str, group: Group, owner: str) -> str:
+    """Replaces "auto" by what it stands for, and checks that the group has such elements."""
+    check_choice(f"{owner}.elements", elements, get_args(Elements))
     if not isinstance(group, FiniteGroup):
         if elements in ("all", "generators"):
             raise ArgumentError(
@@ -204,7 +162,8 @@ def _which_elements(elements: str, group: Group, owner: str) -> str:
         return "sample"
     if group.order == 1:
         raise ArgumentError(
-            f"`{owner}(group={group})` has only the identity: nothing to constrain."
+            f"`{owner}(group={group})` has only the identity, so there is nothing to constrain. "
+            "Use a larger group."
         )
     if elements == "auto":
         return "all" if group.order <= _MOST_LISTED else "sample"

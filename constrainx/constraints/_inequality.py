@@ -7,20 +7,28 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints._constraint import Constraint
-from constrainx.constraints._reduce import flatten
+from constrainx.constraints._numbers import as_number
+from constrainx.constraints.reductions import check_residual
 
 
 @dataclasses.dataclass(frozen=True)
 class AtMost(Constraint):
-    """g(model) ≤ bound, entry by entry.
+    """g(model) ≤ bound.
 
     Acts only on rows that are violated, or would be after the step; elsewhere training is as it
     would be without. The active rows are those of the quadratic program that the step solves, so
-    the boundary is left again when the loss pulls inward.
+    the boundary is left again when the loss pulls inward. What ``reduce`` makes of it:
+
+    - "none": g ≤ bound for each entry.
+    - "mean": mean(g) ≤ bound, the mean over the batch; single examples may exceed the bound.
+    - "norm", `Norm` and "rms": g ≤ bound for each entry, with the root mean square of
+      max(g − bound, 0) over an example, a group of examples or all of them as the row. Such a row
+      is zero, with no gradient, wherever the inequality holds, so that it acts once the bound is
+      exceeded and not before.
+    - `Sketch` is refused: combinations with random signs do not tell g ≤ bound from g ≥ bound.
 
     Attributes:
         bound: the largest value allowed.
@@ -33,11 +41,14 @@ class AtMost(Constraint):
     of: Callable[[Any, Any, Array], PyTree[Float[Array, ...]]]
     gamma: float | Callable[[Any], Any] = dataclasses.field(default=1.0, kw_only=True)
 
-    def residual(self, model: Any, batch: Any, *, key: Array) -> PyTree[Float[Array, ...]]:
-        """G − bound: positive where violated."""
-        return jax.tree.map(lambda leaf: leaf - self.bound, self.of(model, batch, key))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bound = as_number(self.bound, argument="AtMost(bound=...)")
+        object.__setattr__(self, "bound", bound)
 
-    def violation(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
-        """The root mean square of what exceeds the bound."""
-        excess = jnp.maximum(flatten(self.residual(model, batch, key=key)), 0)
-        return jnp.sqrt(jnp.mean(jnp.square(excess)))
+    def residual(self, model: Any, batch: Any, *, key: Array) -> PyTree[Float[Array, ...]]:
+        """Returns g − bound, which is positive where the bound is exceeded."""
+        values = self.of(model, batch, key)
+        # Before the subtraction, which would turn integers into floating-point numbers.
+        check_residual(values, owner=self.label)
+        return jax.tree.map(lambda leaf: leaf - self.bound, values)

@@ -1,4 +1,4 @@
-"""Fields with a symmetric Jacobian: gradients of something."""
+"""Fields with a symmetric Jacobian, which are gradients of a potential."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from constrainx.constraints._constraint import Constraint
-from constrainx.constraints._equivariance import inputs_of
+from constrainx.constraints._inputs import select_inputs
+from constrainx.constraints._numbers import as_count
+from constrainx.constraints.reductions import check_residual
 from constrainx.errors import ArgumentError
 
 
@@ -39,7 +41,7 @@ class JacobianSymmetry(Constraint):
             itself. Where the field depends on more, such as a noise level, ``of`` may also take the
             batch by that name: ``of=lambda model, x, batch: model(x, batch["sigma"])``.
         inputs: where the examples are in the batch, as in `Equivariance`.
-        probes: how many pairs of random vectors for each example; None for the whole Jacobian.
+        probes: the number of pairs of random vectors for each example; None for the whole Jacobian.
     """
 
     of: Callable[..., Array] | None = None
@@ -49,51 +51,52 @@ class JacobianSymmetry(Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.probes is not None and self.probes < 1:
-            raise ArgumentError(
-                f"`JacobianSymmetry(probes=...)` must be None or at least 1, got {self.probes!r}."
-            )
+        if self.probes is not None:
+            fix = "Use None for the whole Jacobian."
+            probes = as_count(self.probes, argument="JacobianSymmetry(probes=...)", fix=fix)
+            object.__setattr__(self, "probes", probes)
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> Float[Array, "examples rows"]:
-        """The upper triangle of J − Jᵀ, or random combinations of its entries."""
-        field, x = self._field(model, batch)
+        """Returns the upper triangle of J − Jᵀ, or random combinations of its entries."""
+        field, x = self._flatten_field(model, batch)
         size = x.shape[1]
         if self.probes is None:
             basis = jnp.broadcast_to(jnp.eye(size, dtype=x.dtype)[:, None], (size, *x.shape))
-            jacobian = jnp.moveaxis(_pushed(field, x, basis), 0, -1)
+            jacobian = jnp.moveaxis(_push_forward(field, x, basis), 0, -1)
             above = np.triu_indices(size, k=1)
             return (jacobian - jnp.swapaxes(jacobian, 1, 2))[:, *above]
         first, second = jax.random.rademacher(key, (2, self.probes, *x.shape), x.dtype)
-        moved = _pushed(field, x, jnp.concatenate([first, second]))
+        moved = _push_forward(field, x, jnp.concatenate([first, second]))
         forward, backward = moved[: self.probes], moved[self.probes :]
         products = jnp.sum(second * forward - first * backward, axis=-1)
         return products.T / math.sqrt(2 * self.probes)
 
     def violation(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
-        """The mean over examples of ½‖J − Jᵀ‖²_F.
+        """Returns the mean over examples of ½‖J − Jᵀ‖²_F.
 
-        With probes an unbiased estimate of it: ½‖(J − Jᵀ)v‖² from J v and Jᵀv, which varies far
+        With probes this is an unbiased estimate, ½‖(J − Jᵀ)v‖² from J v and Jᵀv, which varies far
         less than the squared residual.
         """
         if self.probes is None:
             residual = self.residual(model, batch, key=key)
-            return jnp.mean(jnp.sum(jnp.square(_precise(residual)), axis=-1))
-        field, x = self._field(model, batch)
+            return jnp.mean(jnp.sum(jnp.square(_widen(residual)), axis=-1))
+        field, x = self._flatten_field(model, batch)
         probes = jax.random.rademacher(key, (self.probes, *x.shape), x.dtype)
         _, pull = jax.vjp(field, x)
-        difference = _pushed(field, x, probes) - jax.vmap(pull)(probes)[0]
-        return jnp.mean(jnp.sum(jnp.square(_precise(difference)), axis=-1)) / 2
+        difference = _push_forward(field, x, probes) - jax.vmap(pull)(probes)[0]
+        return jnp.mean(jnp.sum(jnp.square(_widen(difference)), axis=-1)) / 2
 
-    def _field(
+    def _flatten_field(
         self, model: Any, batch: Any
     ) -> tuple[Callable[[Array], Array], Float[Array, "examples d"]]:
-        """The field on flat vectors, and the examples as such."""
-        x = inputs_of(batch, self.inputs, owner="JacobianSymmetry")
+        """Returns the field as a function of flat vectors, and the examples as flat vectors."""
+        x = select_inputs(batch, self.inputs, owner="JacobianSymmetry")
         of = self.of or (lambda model, x: model(x))
         extra = {"batch": batch} if "batch" in inspect.signature(of).parameters else {}
 
         def field(flat: Float[Array, "examples d"]) -> Float[Array, "examples d"]:
             values = of(model, flat.reshape(x.shape), **extra)
+            check_residual(values, owner=self.label)
             if not isinstance(values, jax.Array) or values.shape != x.shape:
                 raise ArgumentError(
                     "`JacobianSymmetry(of=...)` must return the field in the shape of its inputs, "
@@ -109,12 +112,13 @@ class JacobianSymmetry(Constraint):
         return field, x.reshape(x.shape[0], -1)
 
 
-def _pushed(
+def _push_forward(
     field: Callable[[Array], Array], x: Array, tangents: Float[Array, "k examples d"]
 ) -> Float[Array, "k examples d"]:
-    """J t for each tangent, with one evaluation of the field."""
+    """Returns J t for each tangent, with one evaluation of the field."""
     return jax.vmap(lambda tangent: jax.jvp(field, (x,), (tangent,))[1])(tangents)
 
 
-def _precise(array: Array) -> Array:
+def _widen(array: Array) -> Array:
+    """Converts to at least single precision."""
     return array.astype(jnp.result_type(jnp.float32, array))

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from constrainx.constraints import masks
 from constrainx.constraints._constraint import Constraint
+from constrainx.constraints._numbers import as_number
 from constrainx.errors import ArgumentError
 
 
@@ -17,9 +18,9 @@ from constrainx.errors import ArgumentError
 class MaskBudget(Constraint):
     """Mean(p) = target over all mask probabilities: the expected density. Exact; one row.
 
-    Takes every masked weight for one, whichever layer it is in. Moves only the probabilities, and
+    Every masked weight counts the same, whichever layer it is in. Moves only the probabilities, and
     costs one pass over them. For a model with masks, from `cx.masks.add_masks`; attached to a part
-    of it, the budget is that of the part.
+    of the model, it is a budget for that part.
 
     The probability is the stored parameter clipped to [0, 1]. The row's derivative is 1/N for each
     parameter that can still move mean(p) towards the target, p > 0 where the density is too high
@@ -30,7 +31,7 @@ class MaskBudget(Constraint):
     0.1, against 0.1000.)
 
     Attributes:
-        target: the density wanted, above 0 and at most 1.
+        target: the density to reach, above 0 and at most 1.
     """
 
     target: float
@@ -38,14 +39,16 @@ class MaskBudget(Constraint):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.target <= 1:
+        target = as_number(self.target, argument="MaskBudget(target=...)")
+        if not 0 < target <= 1:
             raise ArgumentError(
                 "`MaskBudget(target=...)` is the fraction of weights to keep, above 0 and at most "
                 f"1, got {self.target!r}."
             )
+        object.__setattr__(self, "target", target)
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> Float[Array, ""]:  # noqa: ARG002
-        """Mean(p) − target."""
+        """Returns mean(p) − target."""
         excess = masks.expected_density(model) - self.target
         parameters = masks.probabilities(model)
         movable = [p * jnp.where(excess >= 0, p > 0, p < 1) for p in parameters]
@@ -53,5 +56,5 @@ class MaskBudget(Constraint):
         return masks.straight_through(excess, sum(map(jnp.sum, movable)) / size)
 
     def violation(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:  # noqa: ARG002
-        """|mean(p) − target|."""
+        """Returns |mean(p) − target|."""
         return jnp.abs(masks.expected_density(model) - self.target)

@@ -1,158 +1,120 @@
-"""From raw residuals to the rows of the constraint function c."""
+"""The argument ``reduce`` of a constraint as an object."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from typing import Any, TypeAlias
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
-from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.constraints.reductions import Each, Mean, RootMeanSquare, check_residual
+from constrainx.constraints.reductions import Norm as _NormOfGroups
+from constrainx.constraints.reductions import Reduction as Reduction
+from constrainx.constraints.reductions import Rows as Rows
+from constrainx.constraints.reductions import SlicedReduction as SlicedReduction
+from constrainx.constraints.reductions import flatten as flatten
+from constrainx.constraints.reductions import slices_of as slices_of
+from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
 
-Rows: TypeAlias = Float[Array, " rows"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Each:
-    """Every entry of the residual is a row. ``reduce="none"`` is short for it."""
-
-    def __call__(self, residual: PyTree, *, key: Array) -> Rows:  # noqa: ARG002
-        """The residual's entries in one vector."""
-        return flatten(residual)
-
-
-@dataclasses.dataclass(frozen=True)
-class Norm:
-    """A row for each group of examples: the root mean square over its residuals' entries.
-
-    Rows are what makes the null space beat a penalty, and rows on disjoint examples are cheap:
-    their gradients, or the inner products of these, come from one backward pass over the batch.
-    That needs a residual that treats each example on its own, as every layer but a batch
-    normalisation in training mode does.
-
-    Attributes:
-        groups: how many rows; None for a row an example. Must divide the batch.
-    """
-
-    groups: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.groups is not None and self.groups < 1:
-            raise ArgumentError(f"`Norm(groups=...)` must be at least 1, got {self.groups!r}.")
-
-    def slices(self, batch: PyTree) -> int:
-        """How many groups a batch is cut into."""
-        examples = batch_size(batch)
-        groups = examples if self.groups is None else self.groups
-        if examples % groups:
-            raise ArgumentError(
-                f"`Norm(groups={groups})` must divide the batch, but that has {examples} examples. "
-                f"Use one of {[n for n in range(1, examples + 1) if examples % n == 0]}."
-            )
-        return groups
-
-    def __call__(self, residual: PyTree, *, key: Array) -> Rows:  # noqa: ARG002
-        """The one row of a group that was cut out already."""
-        return root_mean_square(flatten(residual))[None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Mean:
-    """The signed mean over the batch, a row an entry of the output: cheap, but errors cancel."""
-
-    def __call__(self, residual: PyTree, *, key: Array) -> Rows:  # noqa: ARG002
-        """The mean over the first axis of each array in the residual."""
-        return flatten(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), residual))
-
-
-@dataclasses.dataclass(frozen=True)
-class RootMeanSquare:
-    """One row: the root mean square of all residuals. ``reduce="rms"`` is short for it."""
-
-    def __call__(self, residual: PyTree, *, key: Array) -> Rows:  # noqa: ARG002
-        """The root mean square."""
-        return root_mean_square(flatten(residual))[None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Sketch:
-    """Random signed combinations of all residuals: smooth at zero, at a cost that the user chooses.
-
-    Zero for every draw of the signs exactly where the residual is; the squared norm of the rows is
-    the residual's mean square in expectation.
-
-    Attributes:
-        rows: how many combinations.
-    """
-
-    rows: int = 16
-
-    def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ArgumentError(f"`Sketch(rows=...)` must be at least 1, got {self.rows!r}.")
-
-    def __call__(self, residual: PyTree, *, key: Array) -> Rows:
-        """The combinations, with new signs for each key."""
-        entries = flatten(residual)
-        signs = jax.random.rademacher(key, (self.rows, entries.size), entries.dtype)
-        return signs @ entries / jnp.sqrt(self.rows * entries.size).astype(entries.dtype)
-
-
-Reduction: TypeAlias = Each | Norm | Mean | RootMeanSquare | Sketch
-
-_NAMED: dict[str, Reduction] = {
+NAMED: dict[str, Reduction] = {
     "none": Each(),
-    "norm": Norm(),
+    "norm": _NormOfGroups(),
     "mean": Mean(),
     "rms": RootMeanSquare(),
 }
 
 
-def as_reduction(reduce: Any, *, owner: str) -> Reduction:
-    """The reduction by its name, or as it is."""
-    if isinstance(reduce, str):
-        if reduce not in _NAMED:
-            near = difflib.get_close_matches(reduce, _NAMED, n=1, cutoff=0.3)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+@dataclasses.dataclass(frozen=True)
+class NamedReduction:
+    """The reduction of a constraint: checks what comes and what goes, and names it in errors.
+
+    Attributes:
+        owner: the label of the constraint.
+        base: what makes the rows.
+    """
+
+    owner: str
+    base: Reduction
+
+    def __call__(self, residual: PyTree, *, key: Array) -> Rows:
+        """Returns the rows of the base."""
+        check_residual(residual, owner=self.owner)
+        rows = self.base(residual, key=key)
+        shape, dtype = jnp.shape(rows), jnp.result_type(rows)
+        if len(shape) != 1 or not shape[0] or not jnp.issubdtype(dtype, jnp.floating):
             raise ArgumentError(
-                f"`{owner}(reduce={reduce!r})` is not a reduction: use one of {sorted(_NAMED)}, "
-                f"`Norm(groups=...)` or `Sketch(rows=...)`.{hint}"
+                f"the reduction of {self.owner!r}, {self.base!r}, must return a floating-point "
+                f"vector of rows, got shape {shape} and {dtype}. Use "
+                "`cx.constraints.reductions.flatten` for a residual and `row[None]` for one number."
             )
-        return _NAMED[reduce]
-    if not isinstance(reduce, Each | Norm | Mean | RootMeanSquare | Sketch):
-        raise ArgumentTypeError(
-            f"`{owner}(reduce=...)` must be one of {sorted(_NAMED)} or a reduction such as "
-            f"`Norm(groups=...)`, got {reduce!r}."
-        )
-    return reduce
+        if self.slices is not None and shape != (1,):
+            raise ArgumentError(
+                f"the reduction of {self.owner!r}, {self.base!r}, has a method `slices`, so it "
+                f"must make one row of each slice, got {shape[0]}."
+            )
+        return rows
+
+    @property
+    def slices(self) -> Callable[[PyTree], int] | None:
+        """The slices of the base."""
+        return slices_of(self.base)
 
 
-def flatten(residual: PyTree) -> Rows:
-    """All entries of the residual in one vector of at least float32."""
-    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(residual)]
-    if not leaves:
-        raise ArgumentError("`residual` returned no arrays. It must return at least one.")
-    dtype = jnp.result_type(jnp.float32, *leaves)
-    return jnp.concatenate([leaf.reshape(-1).astype(dtype) for leaf in leaves])
-
-
-def root_mean_square(entries: Float[Array, " n"]) -> Float[Array, ""]:
-    """√mean(e²), with the gradient zero where all entries are zero."""
-    square = jnp.mean(jnp.square(entries))
-    # The square root has an infinite slope at zero; `where` on both sides keeps NaN out.
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), 0)
-
-
-def batch_size(batch: PyTree) -> int:
-    """The length of the first axis, which all arrays of a batch share."""
-    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(batch)]
-    sizes = {shape[0] if shape else -1 for shape in shapes}
-    if len(sizes) != 1 or -1 in sizes:
+def as_reduction(
+    reduce: Any, *, owner: str, kind: Literal["equality", "inequality"] = "equality"
+) -> Reduction:
+    """Returns the reduction that a name or an object stands for, for constraints of this kind."""
+    if isinstance(reduce, str):
+        if reduce not in NAMED:
+            raise ArgumentError(
+                f"`{owner}(reduce={reduce!r})` is not a reduction: use one of {sorted(NAMED)}, "
+                f"`Norm(groups=...)` or `Sketch(rows=...)`.{did_you_mean(reduce, NAMED)}"
+            )
+        reduction = NAMED[reduce]
+    else:
+        _check_protocol(reduce, owner)
+        reduction = reduce
+    if kind == "equality":
+        return reduction
+    for_inequality = getattr(reduction, "for_inequality", None)
+    if for_inequality is None:
         raise ArgumentError(
-            '`reduce="norm"` needs a batch whose arrays share their first axis, the examples; got '
-            f"{jax.tree.map(jnp.shape, batch)}."
+            f"`{owner}(reduce={reduce!r})` cannot reduce an inequality: its rows may be positive "
+            f"where the inequality holds. Use one of {sorted(NAMED)} or `Norm(groups=...)`; a "
+            "reduction of your own needs a method `for_inequality()`, see `Reduction`."
         )
-    return sizes.pop()
+    return for_inequality()
+
+
+def _check_protocol(reduce: Any, owner: str) -> None:
+    fix = (
+        f"Use one of {sorted(NAMED)}, a reduction such as `Norm(groups=...)`, or an object with a "
+        "method `__call__(self, residual, *, key)` that returns a vector of rows."
+    )
+    if isinstance(reduce, type):
+        raise ArgumentTypeError(
+            f"`{owner}(reduce=...)` got the class {reduce.__name__}: call it to make a reduction. "
+            f"{fix}"
+        )
+    if not _accepts_residual_and_key(reduce):
+        raise ArgumentTypeError(f"`{owner}(reduce={reduce!r})` is not a reduction. {fix}")
+    try:
+        hash(reduce)
+    except TypeError as error:
+        raise ArgumentTypeError(
+            f"`{owner}(reduce={reduce!r})` must be hashable, as a constraint is a constant under "
+            "`jit`. Make it a frozen dataclass."
+        ) from error
+
+
+def _accepts_residual_and_key(function: Any) -> bool:
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(None, key=None)
+    except (TypeError, ValueError):
+        return False
+    return True

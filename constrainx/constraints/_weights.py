@@ -1,4 +1,4 @@
-"""Constraints on weights themselves."""
+"""Constraints on the weights themselves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UnitNorm(Constraint):
     axis: int | tuple[int, ...] | None = None
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> Float[Array, ...]:  # noqa: ARG002
-        """‖w‖² − 1."""
+        """Returns ‖w‖² − 1."""
         return jnp.sum(jnp.square(self.of(model)), axis=self.axis) - 1
 
 
@@ -34,7 +34,7 @@ class UnitNorm(Constraint):
 class Orthogonality(Constraint):
     """A matrix with orthonormal columns, WᵀW = I, or rows if it is wide. Exact.
 
-    k(k+1)/2 rows for k = min(W.shape): the upper triangle, for the residual is symmetric.
+    k(k+1)/2 rows for k = min(W.shape): the upper triangle, since the residual is symmetric.
 
     Attributes:
         of: model ↦ matrix.
@@ -43,7 +43,7 @@ class Orthogonality(Constraint):
     of: Callable[[Any], Float[Array, "n m"]]
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> Float[Array, " entries"]:  # noqa: ARG002
-        """The upper triangle of WᵀW − I."""
+        """Returns the upper triangle of WᵀW − I."""
         matrix = self.of(model)
         if matrix.ndim != 2:
             raise ArgumentError(

@@ -1,5 +1,7 @@
 """Equivariant networks have a residual of zero, and others do not."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,16 +11,18 @@ from flax import nnx
 from constrainx.constraints._attach import attach
 from constrainx.constraints._compose import compose
 from constrainx.constraints._equivariance import Equivariance, Invariance
-from constrainx.constraints._reduce import Norm
 from constrainx.constraints.groups import (
     Cyclic,
     Dihedral,
+    FiniteGroup,
     MatrixGroup,
     Orthogonal,
     Permutation,
+    PixelGroup,
     SpecialOrthogonal,
     Translation,
 )
+from constrainx.constraints.reductions import Norm
 from constrainx.constraints.representations import (
     Image,
     Permute,
@@ -38,7 +42,7 @@ def data(*shape, seed=0):
 
 
 def residuals(x, *pairs):
-    """The residuals of pairs of a constraint and a model, compiled together, which is faster."""
+    """Returns the residuals of pairs of a constraint and a model, compiled together for speed."""
 
     @jax.jit
     def evaluate(x):
@@ -120,7 +124,7 @@ def test_a_lifting_convolution_has_the_regular_representation(group):
     assert variant > 1e-2
 
 
-def test_other_elements_than_all():
+def test_elements_chooses_how_many_elements_take_part():
     model = Lifting(Dihedral(4), blocks=1)
 
     def constraint(elements):
@@ -170,8 +174,7 @@ def test_the_moment_of_inertia_is_a_tensor(group):
     assert np.max(np.abs(wrong)) > 0.1
 
 
-def test_reflections_tell_a_pseudovector():
-    """A cross product turns with rotations, but not with reflections."""
+def test_a_cross_product_follows_rotations_but_not_reflections():
 
     def cross(_, x):
         return jnp.cross(x[:, :3], x[:, 3:])
@@ -185,7 +188,7 @@ def test_reflections_tell_a_pseudovector():
     assert improper > 0.1
 
 
-def test_sets():
+def test_a_deep_set_is_equivariant_under_permutations():
     mixing = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
 
     def deep_set(model, x):
@@ -210,7 +213,7 @@ def test_sets():
         assert np.max(np.abs(variant)) > 1e-2
 
 
-def test_generators_of_a_group_too_large_to_list():
+def test_generators_work_for_a_group_too_large_to_list():
     constraint = Equivariance(
         Permutation(20), lambda m, x: jnp.cumsum(x, axis=1), elements="generators"
     )
@@ -234,7 +237,7 @@ def test_circular_convolutions_commute_with_shifts():
     assert padded > 1e-2
 
 
-def test_a_group_of_matrices():
+def test_cubing_coordinates_commutes_with_the_rotations_of_a_cube():
     cube = MatrixGroup.generated_by(
         [[[1, 0, 0], [0, 0, -1], [0, 1, 0]], [[0, -1, 0], [1, 0, 0], [0, 0, 1]]]
     )
@@ -280,7 +283,7 @@ def test_samples_have_the_same_violation_in_expectation():
     np.testing.assert_allclose(sampled, every, rtol=0.1)
 
 
-def test_each_example_has_an_element_of_its_own_and_each_step_another():
+def test_each_example_and_each_step_draws_its_own_element():
     x = jnp.ones((6, 3))
     constraint = Equivariance(Orthogonal(3), lambda m, x: x * jnp.arange(3.0))
     residual = jax.jit(lambda key: constraint.residual(None, x, key=key))
@@ -312,7 +315,7 @@ def test_the_network_is_called_once():
         (lambda x: type("Batch", (), {"points": x})(), "points"),
     ],
 )
-def test_where_the_examples_are(batch, inputs):
+def test_examples_are_found_in_batches_of_any_form(batch, inputs):
     x = data(3, 2)
     plane = {"input": Vector(), "output": Vector()}
     constraint = Equivariance(Cyclic(2), lambda m, x: x**2, inputs=inputs, **plane)
@@ -342,7 +345,7 @@ def test_the_mean_over_a_batch_has_a_row_for_each_entry_of_the_output():
     assert rows["equivariance"].shape == (9,)
 
 
-def test_descent_along_the_gradient_makes_it_so():
+def test_gradient_descent_finds_the_nearest_equivariant_matrix():
     """The nearest equivariant matrix of C4 on the plane has the form [[a, −b], [b, a]]."""
     x = data(32, 2)
     constraint = Equivariance(Cyclic(4), lambda m, x: x @ m, input=Vector(), output=Vector())
@@ -355,7 +358,7 @@ def test_descent_along_the_gradient_makes_it_so():
     assert jax.jit(lambda W: constraint.violation(W, x, KEY))(W) < 1e-6
 
 
-def test_half_precision():
+def test_half_precision_residuals_have_a_single_precision_violation():
     x = data(3, 4, 4, 2).astype(jnp.bfloat16)
     constraint = Equivariance(Dihedral(4), lambda m, x: x**2)
     (residual,) = residuals(x, (constraint, None))
@@ -377,13 +380,60 @@ def test_half_precision():
         (Permutation(3), Permute(axis=0)),
     ],
 )
-def test_usual_representations(group, expected):
+def test_each_group_has_its_usual_representation(group, expected):
     assert Equivariance(group).input == Equivariance(group).output == expected
     assert Invariance(group).input == expected
     assert Invariance(group).output == Trivial()
 
 
-def test_constraints_are_values_with_names():
+@dataclasses.dataclass(frozen=True)
+class Mirror(FiniteGroup, PixelGroup):
+    """Left and right exchanged or not, as a user would write it: elements 1 and −1."""
+
+    dimension, identity, order = None, 1, 2
+    elements, generators = np.array([1, -1]), np.array([-1])
+    usual_representation = Image()
+
+    def compose(self, g, h):
+        return g * h
+
+    def inverse(self, g):
+        return g
+
+    def matrix(self, g):
+        raise NotImplementedError
+
+    def sample(self, key, count):
+        return jax.random.rademacher(key, (count,))
+
+    def move_pixels(self, g, array):
+        return jnp.where(g < 0, jnp.flip(array, 1), array)
+
+
+@pytest.mark.parametrize("elements", ["all", "sample"])
+def test_a_group_written_by_a_user_acts_in_its_usual_way(elements):
+    constraint = Equivariance(Mirror(), lambda m, x: m * x, elements=elements)
+    assert constraint.input == constraint.output == Image()
+    symmetric, skew = jnp.array([1.0, 2.0, 1.0]), jnp.array([1.0, 2.0, 3.0])
+    zero, other = sizes(data(8, 2, 3), (constraint, symmetric), (constraint, skew))
+    assert zero == 0
+    assert other > 1e-2
+
+
+def test_a_group_that_does_not_say_how_it_acts_acts_on_vectors():
+    @dataclasses.dataclass(frozen=True)
+    class Signs(Mirror):
+        dimension, usual_representation = 1, None
+
+        def matrix(self, g):
+            return jnp.full((1, 1), g, float)
+
+    assert Equivariance(Signs()).input == Vector()
+    (residual,) = residuals(data(4, 1), (Equivariance(Signs(), lambda m, x: x**2), None))
+    np.testing.assert_allclose(residual[:, 0], 2 * data(4, 1) ** 2, rtol=1e-6)
+
+
+def test_equal_constraints_compare_equal_and_have_names():
     def features(model, x):
         return model(x)
 
@@ -401,7 +451,7 @@ def test_constraints_are_values_with_names():
         (lambda: Equivariance(Cyclic(3)), "interpolate"),
         (lambda: Equivariance(Cyclic(4), input="image"), r"input=...\)` must be a representation"),
         (lambda: Equivariance(Cyclic(4), output=Image), r"output=...\)` must be a representation"),
-        (lambda: Equivariance(Cyclic(4), output=Permute()), "for Permutation groups"),
+        (lambda: Equivariance(Cyclic(4), output=Permute()), "groups that permute things"),
         (lambda: Equivariance(Cyclic(4), elements="al"), "Did you mean 'all'"),
         (
             lambda: Invariance(Orthogonal(3), elements="all"),
@@ -412,7 +462,7 @@ def test_constraints_are_values_with_names():
         (lambda: Equivariance(Cyclic(4), reduce="nrom"), "Did you mean 'norm'"),
     ],
 )
-def test_errors_when_built(build, message):
+def test_wrong_arguments_are_refused_when_the_constraint_is_built(build, message):
     with pytest.raises((TypeError, ValueError), match=message):
         build()
 
@@ -432,12 +482,17 @@ def test_errors_when_built(build, message):
             np.zeros((1, 4, 4)),
             "must return an array",
         ),
+        (
+            Equivariance(Cyclic(4), lambda m, x: x > 0, name="turns"),
+            np.zeros((1, 4, 4)),
+            "'turns' is bool",
+        ),
         (Equivariance(Cyclic(4), inputs="imag"), {"image": 0, "label": 1}, "Did you mean 'image'"),
         (Equivariance(Cyclic(4)), (0, 1), "tuple with `inputs` a position"),
         (Equivariance(Cyclic(4), inputs=2), (0, 1), "tuple with `inputs` a position"),
         (Equivariance(Cyclic(4)), None, "got NoneType"),
     ],
 )
-def test_errors_when_traced(constraint, batch, message):
+def test_wrong_shapes_and_batches_are_refused_when_traced(constraint, batch, message):
     with pytest.raises((TypeError, ValueError), match=message):
         constraint.residual(lambda x: x, batch, key=KEY)

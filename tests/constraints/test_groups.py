@@ -1,4 +1,4 @@
-"""Group axioms for every group, uniform samples, and errors of groups that are none."""
+"""Groups obey the axioms, are sampled uniformly, and refuse what is not a group."""
 
 import functools
 
@@ -20,6 +20,7 @@ from constrainx.constraints.groups import (
     SpecialOrthogonal,
     Translation,
 )
+from constrainx.constraints.representations import Regular, Trivial
 
 TURN_X = [[1, 0, 0], [0, 0, -1], [0, 1, 0]]
 TURN_Z = [[0, -1, 0], [1, 0, 0], [0, 0, 1]]
@@ -44,8 +45,8 @@ def name(group):
 
 
 @functools.cache
-def errors_of_axioms(group):
-    """A compiled function: the largest error in each law, for a few elements."""
+def measure_axioms(group):
+    """Compiles a function that returns the largest error in each law, over a few elements."""
 
     def laws(a, b, c):
         compose, inverse, one = group.compose, group.inverse, jnp.asarray(group.identity)
@@ -71,14 +72,14 @@ def errors_of_axioms(group):
 @pytest.mark.parametrize("group", FINITE + CONTINUOUS, ids=name)
 @given(seed=st.integers(0, 2**31 - 1))
 @settings(max_examples=15, deadline=None)
-def test_axioms(group, seed):
+def test_products_inverses_and_matrices_obey_the_group_axioms(group, seed):
     if isinstance(group, groups.FiniteGroup):
-        # NumPy, since to compile a random generator for each group takes seconds.
+        # NumPy, since compiling a random generator for each group takes seconds.
         samples = group.elements[np.random.default_rng(seed).integers(group.order, size=24)]
     else:
         samples = np.asarray(group.sample(jax.random.key(seed), 24))
     triples = samples.reshape(3, 8, *np.shape(group.identity))
-    for law, errors in errors_of_axioms(group)(*triples).items():
+    for law, errors in measure_axioms(group)(*triples).items():
         np.testing.assert_array_less(errors, 5e-6, err_msg=law)
 
 
@@ -92,7 +93,7 @@ def as_set(elements):
 
 
 @pytest.mark.parametrize("group", FINITE, ids=name)
-def test_elements_are_all_and_closed(group):
+def test_elements_lists_each_element_once_and_is_closed(group):
     elements = as_set(group.elements)
     assert len(group.elements) == len(elements) == group.order
     assert as_set([group.identity]) <= elements
@@ -101,7 +102,7 @@ def test_elements_are_all_and_closed(group):
 
 
 @pytest.mark.parametrize("group", FINITE, ids=name)
-def test_generators_generate_all(group):
+def test_products_of_generators_reach_every_element(group):
     found = [np.asarray(group.identity)]
     seen = as_set(found)
     for element, generator in ((e, g) for e in found for g in group.generators):
@@ -144,7 +145,7 @@ def test_moments_are_those_of_the_haar_measure(kind, n):
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_determinants(n):
+def test_half_of_the_orthogonal_samples_are_reflections_and_no_rotation_is(n):
     count = 50_000
     key = jax.random.key(1)
     signs = np.linalg.det(np.asarray(Orthogonal(n).sample(key, count), np.float64))
@@ -155,7 +156,7 @@ def test_determinants(n):
     np.testing.assert_allclose(np.linalg.det(rotations), 1, atol=1e-5)
 
 
-def test_angles_of_rotations_in_space_follow_their_law():
+def test_angles_of_haar_rotations_have_the_known_distribution():
     """The angle of a Haar rotation has the distribution function (θ − sin θ)/π."""
     rotations = np.asarray(SpecialOrthogonal(3).sample(jax.random.key(3), 50_000), np.float64)
     angles = np.arccos(np.clip((np.trace(rotations, axis1=1, axis2=2) - 1) / 2, -1, 1))
@@ -163,12 +164,12 @@ def test_angles_of_rotations_in_space_follow_their_law():
     assert law.pvalue > 1e-3
 
 
-def test_samples_have_the_precision_that_is_on(x64):
+def test_samples_are_double_precision_where_jax_is(x64):
     rotation = SpecialOrthogonal(3).sample(jax.random.key(0), 1)[0]
     np.testing.assert_allclose(rotation.T @ rotation, np.eye(3), atol=1e-14)
 
 
-def test_quarter_turns_are_exact():
+def test_matrices_of_quarter_turns_are_exact():
     np.testing.assert_array_equal(Cyclic(4).matrix(1), [[0, -1], [1, 0]])
     np.testing.assert_array_equal(Dihedral(4).matrix(4), [[-1, 0], [0, 1]])
 
@@ -179,7 +180,7 @@ def test_a_permutation_moves_entries_to_their_images():
     )
 
 
-def test_groups_are_values():
+def test_equal_groups_compare_and_hash_equal():
     assert len({Cyclic(4), Cyclic(4), Dihedral(4), Translation([2, 3]), Translation((2, 3))}) == 3
     assert MatrixGroup(np.stack([np.eye(2), -np.eye(2)])) == MatrixGroup(
         [[[1, 0], [0, 1]], [[-1, 0], [0, -1]]]
@@ -187,7 +188,7 @@ def test_groups_are_values():
     assert hash(CUBE) == hash(MatrixGroup(CUBE.matrices))
 
 
-def test_the_rotations_of_a_cube():
+def test_two_quarter_turns_generate_the_24_rotations_of_a_cube():
     assert CUBE.order == 24
     matrices = np.asarray(jax.vmap(CUBE.matrix)(CUBE.elements))
     np.testing.assert_allclose(np.linalg.det(matrices), 1, atol=1e-6)
@@ -195,25 +196,25 @@ def test_the_rotations_of_a_cube():
 
 @pytest.mark.parametrize("n", [0, -1, 2.5, True, "4"])
 @pytest.mark.parametrize("kind", [Cyclic, Dihedral, Orthogonal, SpecialOrthogonal, Permutation])
-def test_sizes_are_positive_integers(kind, n):
+def test_sizes_other_than_positive_integers_are_refused(kind, n):
     with pytest.raises(
-        ValueError, match=rf"`{kind.__name__}\(n=...\)` takes integers .* got {n!r}"
+        ValueError, match=rf"`{kind.__name__}\(n=...\)` must be an integer of at least 1, got {n!r}"
     ):
         kind(n)
 
 
 @pytest.mark.parametrize("shape", [(), 4, (3, 0)])
-def test_translations_need_a_grid(shape):
+def test_a_translation_without_a_grid_is_refused(shape):
     with pytest.raises(ValueError, match=r"`Translation\(shape=...\)`"):
         Translation(shape)
 
 
-def test_translations_have_no_matrix():
+def test_a_translation_has_no_matrix():
     with pytest.raises(TypeError, match=r"Image\(\)"):
         Translation((2, 2)).matrix(np.zeros(2, int))
 
 
-def test_many_permutations_are_not_listed():
+def test_permutations_of_nine_things_can_be_sampled_but_not_listed():
     with pytest.raises(ValueError, match=r"362880 elements.*sample"):
         _ = Permutation(9).elements
     assert Permutation(50).sample(jax.random.key(0), 2).shape == (2, 50)
@@ -232,19 +233,19 @@ def test_many_permutations_are_not_listed():
         ([[[np.nan]]], "finite"),
     ],
 )
-def test_matrices_that_are_no_group(matrices, message):
+def test_matrices_that_do_not_form_a_group_are_refused(matrices, message):
     with pytest.raises(ValueError, match=message):
         MatrixGroup(matrices)
 
 
-def test_an_infinite_group_is_not_generated_for_ever():
+def test_generating_an_infinite_group_stops_with_an_error():
     angle = 1.0
     rotation = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
     with pytest.raises(ValueError, match="more than most=50"):
         MatrixGroup.generated_by([rotation], most=50)
 
 
-def test_a_group_of_ones_own():
+def test_a_user_can_write_a_group():
     class Signs(groups.FiniteGroup):
         dimension, identity, order = 1, 1, 2
         elements = np.array([1, -1])
@@ -263,3 +264,6 @@ def test_a_group_of_ones_own():
             return jax.random.rademacher(key, (count,))
 
     assert Signs().compose(-1, -1) == Signs().identity
+    # Elements are the positions of channels in the regular representation, which −1 is not.
+    with pytest.raises(TypeError, match="numbers from 0 up"):
+        Regular(base=Trivial()).check(Signs())

@@ -45,7 +45,7 @@ def asymmetries(field, x):
 
 
 @pytest.mark.parametrize("probes", [None, 4])
-def test_a_gradient_field_has_no_residual(probes):
+def test_the_residual_of_a_gradient_field_is_zero(probes):
     model = Network(3, 1)
 
     def gradient(model, x):
@@ -58,7 +58,7 @@ def test_a_gradient_field_has_no_residual(probes):
     assert violation < 1e-9
 
 
-def test_a_rotation_field_has_a_known_one():
+def test_the_residual_of_a_rotation_field_is_twice_its_speed():
     """J = [[0, −ω], [ω, 0]], so J₁₂ − J₂₁ = −2ω and ½‖J − Jᵀ‖² = 4ω²."""
 
     def rotation(omega, x):
@@ -73,7 +73,7 @@ def test_a_rotation_field_has_a_known_one():
     np.testing.assert_allclose(violation, 9.0, rtol=1e-6)
 
 
-def test_agrees_with_the_whole_jacobian_of_a_network():
+def test_the_residual_agrees_with_the_full_jacobian_of_a_network():
     model, x = Network(4, 4), data(6, 4)
     residual, violation = measure(JacobianSymmetry(), model, x)
     expected = asymmetries(model, x)
@@ -81,7 +81,7 @@ def test_agrees_with_the_whole_jacobian_of_a_network():
     np.testing.assert_allclose(violation, expected.mean(), rtol=1e-4)
 
 
-def test_fields_of_any_shape():
+def test_fields_may_have_any_shape():
     mixing = data(12, 12)
 
     def field(model, x):
@@ -161,7 +161,7 @@ def test_probes_never_form_the_jacobian(method):
     assert largest <= 2 * 3 * 2 * 1000
 
 
-def test_the_constraint_can_be_learnt_away():
+def test_gradient_descent_finds_the_nearest_symmetric_matrix():
     """A linear field's nearest symmetric matrix is (M + Mᵀ)/2, and descent finds it."""
     M, x = data(3, 3), data(4, 3)
     constraint = JacobianSymmetry(lambda m, x: x @ m.T)
@@ -173,7 +173,7 @@ def test_the_constraint_can_be_learnt_away():
 
 
 @pytest.mark.parametrize("probes", [None, 2])
-def test_a_row_for_each_example(probes):
+def test_a_norm_makes_one_row_for_each_example(probes):
     model, x = Network(3, 3), data(4, 3)
     attach(model, JacobianSymmetry(probes=probes, reduce="norm", name="conservative"))
     composed = jax.jit(compose(model))
@@ -183,7 +183,7 @@ def test_a_row_for_each_example(probes):
         np.testing.assert_allclose(rows, np.sqrt(asymmetries(model, x) / 3), rtol=1e-4)
 
 
-def test_half_precision():
+def test_half_precision_fields_have_a_single_precision_violation():
     identity = jnp.eye(2, dtype=jnp.bfloat16)
     _, violation = measure(JacobianSymmetry(lambda m, x: x @ m), identity, identity)
     assert violation == 0
@@ -191,9 +191,9 @@ def test_half_precision():
 
 
 @pytest.mark.parametrize("probes", [0, -1])
-def test_probes_are_at_least_one(probes):
+def test_fewer_than_one_probe_is_refused(probes):
     with pytest.raises(
-        ValueError, match=rf"probes=...\)` must be None or at least 1, got {probes}"
+        ValueError, match=rf"probes=...\)` must be an integer of at least 1, got {probes}.*None"
     ):
         JacobianSymmetry(probes=probes)
 
@@ -206,6 +206,6 @@ def test_probes_are_at_least_one(probes):
         (lambda m, x: x, (4,), r"at least two coordinates, got shape \(4,\)"),
     ],
 )
-def test_fields_that_do_not_fit(of, shape, message):
+def test_fields_of_the_wrong_shape_are_refused(of, shape, message):
     with pytest.raises(ValueError, match=message):
         JacobianSymmetry(of).residual(None, jnp.zeros(shape), key=KEY)

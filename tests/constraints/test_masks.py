@@ -118,7 +118,7 @@ def pairs_of(model):
 
 
 @each_model
-def test_one_call_masks_the_kernels_and_nothing_else(case):
+def test_add_masks_masks_the_kernels_and_nothing_else(case):
     plain = case.build(nnx.Rngs(0))
     model = case.build(nnx.Rngs(0))
     returned = masks.add_masks(model)
@@ -153,15 +153,18 @@ def test_parameters_in_a_list_and_a_dictionary_can_be_masked():
             self.tree = nnx.data({"b": [nnx.Param(4 * jnp.ones((2, 2)))]})
 
         def __call__(self, x):
-            x = x @ self.stack[0][...] @ self.stack[1][...]
-            return x @ self.named["a"][...] @ self.tree["b"][0][...]
+            x = x @ self.stack[0][...] @ self.stack[1][...] @ self.tree["b"][0][...]
+            for name in self.named:
+                x = x @ self.named[name][...]
+            return x
 
     model = masks.add_masks(Bare(), nnx.Param, initial=0.0)
     assert masks.expected_density(nnx.clone(model)) == 0
     sampled = masks.sample(model, KEY)
     assert [len(sampled.stack), len(sampled.named)] == [2, 1]
     np.testing.assert_array_equal(sampled(jnp.ones((1, 2))), 0)
-    assert model(jnp.ones((1, 2)))[0, 0] != 0
+    np.testing.assert_array_equal(model(jnp.ones((1, 2))), Bare()(jnp.ones((1, 2))))
+    assert masks.realised_density(sampled) == 0
     for leaf in leaves_of(masks.export(model)).values():
         np.testing.assert_array_equal(leaf, 0)
 
@@ -342,7 +345,7 @@ def test_export_shares_nothing_and_drops_the_budget():
     np.testing.assert_array_equal(model.first.bias[...], 0)
 
 
-def test_fixed_masks_from_a_function_of_the_weights():
+def test_initial_probabilities_may_be_a_function_of_the_weights():
     model = masks.add_masks(MLP(nnx.Rngs(0)), initial=lambda w: jnp.abs(w) > 0.2)
     sampled = masks.sample(model, KEY)
     for layer in ("first", "second"):
@@ -400,7 +403,7 @@ def test_probabilities_are_at_least_single_precision():
     np.testing.assert_array_equal(gradients["kernel_mask"][...], layer.kernel[...])
 
 
-def test_tied_weights_stay_tied():
+def test_tied_weights_stay_tied_in_a_sampled_model():
     model = MLP(nnx.Rngs(0))
     model.other = nnx.Linear(6, 16, rngs=nnx.Rngs(1))
     model.other.kernel = model.first.kernel
@@ -411,7 +414,7 @@ def test_tied_weights_stay_tied():
     assert jnp.any(sampled.first.kernel[...] == 0)
 
 
-def test_masks_live_where_their_weights_do():
+def test_masks_have_the_sharding_of_their_weights():
     mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(jax.sharding.AxisType.Auto,))
     with jax.set_mesh(mesh):
         layer = nnx.Linear(4, 8, kernel_metadata={"out_sharding": (None, "fsdp")}, rngs=nnx.Rngs(0))
@@ -431,7 +434,84 @@ def test_masks_live_where_their_weights_do():
     )
 
 
-def test_masks_can_be_made_abstractly():
+@pytest.mark.parametrize("inside", [True, False])
+def test_export_keeps_weights_where_they_are_on_a_mesh_with_explicit_axes(inside):
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    spec = ("b", "a")
+
+    class Sharded(MLP):
+        def __init__(self, metadata):
+            options = {"kernel_init": nnx.initializers.lecun_normal(), "rngs": nnx.Rngs(0)}
+            self.first = nnx.Linear(6, 16, **metadata, **options)
+            self.second = nnx.Linear(16, 3, **options)
+
+    with jax.set_mesh(mesh):
+        model = masks.add_masks(Sharded({"kernel_metadata": {"out_sharding": spec}}))
+        assert masks.sample(model, KEY).first.kernel[...].sharding.spec == jax.P(*spec)
+        if inside:
+            plain = masks.export(model, 0.25)
+    if not inside:
+        plain = masks.export(model, 0.25)
+    assert plain.first.kernel[...].sharding == model.first.kernel[...].sharding
+    expected = masks.export(masks.add_masks(Sharded({})), 0.25)
+    for path, leaf in leaves_of(expected).items():
+        np.testing.assert_array_equal(leaves_of(plain)[path], leaf)
+    assert masks.realised_density(plain) == 0.25
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        nnx.PathContains("embed"),
+        nnx.PathContains("loose"),
+        lambda path, variable: variable.ndim >= 2,
+    ],
+    ids=["embedding", "parameter in a list", "all matrices"],
+)
+def test_the_density_of_an_exported_model_is_that_of_what_was_masked(where):
+    model = Nested(nnx.Rngs(0))
+    for leaf in nnx.to_flat_state(nnx.state(model, nnx.Param)).leaves:
+        leaf[...] = normal(*leaf.shape)  # which has no zeros
+    varied(masks.add_masks(model, where))
+    count = sum(p.size for p in leaves_of(model, masks.MaskProbability).values())
+    plain, sampled = masks.export(model, 0.5), masks.sample(model, KEY)
+    for copy in (plain, nnx.merge(*nnx.split(plain)), nnx.clone(plain)):
+        assert masks.realised_density(copy) == pytest.approx(round(0.5 * count) / count)
+    assert masks.realised_density(sampled) == masks.realised_density(model, KEY)
+    assert masks.realised_density(plain, where=where) == masks.realised_density(plain)
+    assert masks.realised_density(plain, where=lambda path, variable: variable.ndim == 1) == 1
+
+
+def test_an_exported_model_has_the_state_of_a_model_built_without_masks():
+    plain, fresh = masks.export(masked_model(CASES[0].values[0])), MLP(nnx.Rngs(0))
+    jax.tree.map(lambda a, b: None, nnx.state(plain), nnx.state(fresh))
+    nnx.update(fresh, nnx.state(plain))
+    # What was masked is not part of the state, so that all kernels count.
+    assert masks.realised_density(fresh) == masks.realised_density(plain)
+
+
+def test_what_was_masked_in_several_rounds_counts():
+    model = masks.add_masks(MLP(nnx.Rngs(0)), nnx.PathContains("first"))
+    again = masks.add_masks(masks.export(model, 0.0), nnx.PathContains("second"))
+    np.testing.assert_allclose(masks.realised_density(masks.export(again, 1.0)), 48 / 163)
+
+
+def test_matrices_that_were_left_out_are_logged(caplog):
+    with caplog.at_level("INFO", logger="constrainx"):
+        model = masks.add_masks(Nested(nnx.Rngs(0)))
+    (message,) = caplog.messages
+    assert "left out embed.embedding, heads.bias, loose.0:" in message
+    assert "kernel" not in message
+    caplog.clear()
+    with caplog.at_level("INFO", logger="constrainx"):
+        masks.add_masks(model, lambda path, variable: path[-1] != "kernel" and variable.ndim >= 2)
+        lora = nnx.LoRALinear(4, 4, lora_rank=2, rngs=nnx.Rngs(0))
+        masks.add_masks(lora)
+    (message,) = caplog.messages
+    assert "left out lora.lora_a, lora.lora_b" in message
+
+
+def test_masks_can_be_added_under_eval_shape():
     model = nnx.eval_shape(lambda: masks.add_masks(MLP(nnx.Rngs(0), nnx.initializers.ones)))
     assert model.first.kernel_mask.shape == (6, 16)
 
@@ -450,7 +530,7 @@ def test_budget_is_met_exactly_at_its_target():
 
 
 @each_model
-def test_budget_moves_the_probabilities_alone_and_all_alike(case):
+def test_budget_moves_all_probabilities_alike_and_nothing_else(case):
     model = attach(masked_model(case), MaskBudget(0.1, gamma=0.5))
     composed = compose(model)
     assert composed.names == ("mask-budget",)
@@ -522,7 +602,7 @@ def test_training_ends_at_the_target_density():
     assert masks.realised_density(plain) == pytest.approx(target, abs=2e-3 + 0.5 / 144)
 
 
-def test_errors_say_what_to_do():
+def test_wrong_arguments_are_refused_with_a_fix():
     plain = MLP(nnx.Rngs(0))
     for function in (masks.expected_density, masks.deterministic, masks.export):
         with pytest.raises(ValueError, match=r"MLP has no masks: call `cx.masks.add_masks"):
@@ -543,11 +623,11 @@ def test_errors_say_what_to_do():
     model = masks.add_masks(plain)
     with pytest.raises(ValueError, match=r"'first\.kernel' has a mask already"):
         masks.add_masks(model)
-    with pytest.raises(ValueError, match="pass a `key`"):
+    with pytest.raises(ValueError, match="pass its `key`"):
         masks.realised_density(model)
     with pytest.raises(ValueError, match="between 0 and 1, got 10"):
         masks.export(model, 10)
-    with pytest.raises(ValueError, match="selects no parameter of MLP"):
+    with pytest.raises(ValueError, match="selects no parameter of this MLP"):
         masks.realised_density(masks.export(model), where=lambda path, variable: False)
     clash = MLP(nnx.Rngs(0))
     clash.second.kernel_mask = 3

@@ -64,8 +64,8 @@ CASES = {
 
 
 @functools.cache
-def errors_of_laws(case):
-    """A compiled function: the largest error in each law, over a few elements and arrays."""
+def measure_laws(case):
+    """Compiles a function that returns the largest error in each law, over a few elements."""
     group, representation, _ = CASES[case]
 
     def act(element, array):
@@ -86,7 +86,7 @@ def errors_of_laws(case):
 
 
 def elements_of(group, count, seed):
-    # NumPy where it can be, since to compile a random generator for each group takes seconds.
+    # NumPy where possible, since compiling a random generator for each group takes seconds.
     if isinstance(group, FiniteGroup):
         return group.elements[np.random.default_rng(seed).integers(group.order, size=count)]
     return np.asarray(group.sample(jax.random.key(seed), count))
@@ -95,19 +95,19 @@ def elements_of(group, count, seed):
 @pytest.mark.parametrize("case", CASES)
 @given(seed=st.integers(0, 2**31 - 1))
 @settings(max_examples=10, deadline=None)
-def test_laws(case, seed):
+def test_representations_are_orthogonal_homomorphisms(case, seed):
     group, _, shape = CASES[case]
     rng = np.random.default_rng(seed)
     g, h = elements_of(group, 24, seed).reshape(2, 12, *np.shape(group.identity))
     x, y = rng.uniform(-1, 1, size=(2, 12, *shape)).astype(np.float32)
-    for law, errors in errors_of_laws(case)(g, h, x, y).items():
+    for law, errors in measure_laws(case)(g, h, x, y).items():
         np.testing.assert_array_less(errors, 2e-5, err_msg=law)
 
 
 @pytest.mark.parametrize(
     "case", ["image, C2", "image, C4", "image, D2", "image, D4", "regular, C4"]
 )
-def test_known_elements_act_as_traced_ones(case):
+def test_constant_and_traced_elements_act_alike(case):
     group, representation, shape = CASES[case]
 
     @jax.jit
@@ -161,12 +161,12 @@ def test_the_regular_representation_is_the_group_acting_on_itself():
             np.testing.assert_array_equal(moved[..., [h, 8 + h]], pixels[..., [source, 8 + source]])
 
 
-def test_shifts_wrap_around():
+def test_shifted_pixels_wrap_around():
     moved = Image()(Translation((4,)), np.array([1]), jnp.arange(4))
     np.testing.assert_array_equal(moved, [3, 0, 1, 2])
 
 
-def test_permuted_things_are_at_their_images():
+def test_a_permutation_moves_each_entry_to_its_image():
     moved = Permute()(Permutation(3), np.array([1, 2, 0]), jnp.arange(3))
     np.testing.assert_array_equal(moved, [2, 0, 1])
 
@@ -180,13 +180,13 @@ def test_half_precision_loses_one_rounding_only():
     np.testing.assert_array_equal(moved, exact.astype(jnp.bfloat16))
 
 
-def test_integers_stay_so_where_they_can():
+def test_pixels_that_only_move_stay_integers():
     pixels = jnp.arange(16, dtype=jnp.uint8).reshape(4, 4)
     assert Image()(Cyclic(4), 1, pixels).dtype == jnp.uint8
     assert Vector()(Cyclic(8), 1, jnp.array([1, 0])).tolist() == pytest.approx([0.5**0.5, 0.5**0.5])
 
 
-def test_representations_are_values():
+def test_equal_representations_compare_and_hash_equal():
     assert Sum((1, Trivial())) == Sum([(1, Trivial())])
     values = {
         Trivial(),
@@ -203,12 +203,12 @@ def test_representations_are_values():
 @pytest.mark.parametrize(
     ("representation", "group", "message"),
     [
-        (Image(), Cyclic(3), r"interpolate.*Cyclic\(1\), \(2\) or \(4\)"),
+        (Image(), Cyclic(3), r"interpolate.*Cyclic\(1\), Cyclic\(2\) or Cyclic\(4\)"),
         (Image(), Dihedral(8), "interpolate"),
         (Image(), Orthogonal(2), r"Cyclic, Dihedral and Translation.*Vector\(\)"),
         (Vector(), Translation((4, 4)), r"Orthogonal\(3\).*Image\(\)"),
         (Tensor(2), Translation((4, 4)), "needs a group with matrices"),
-        (Permute(), Cyclic(4), "for Permutation groups"),
+        (Permute(), Cyclic(4), "groups that permute things"),
         (Regular(), Orthogonal(3), "elements are numbers"),
         (Regular(), Permutation(3), "elements are numbers"),
         (Regular(), Cyclic(3), "interpolate"),
@@ -216,7 +216,7 @@ def test_representations_are_values():
         (Sum((3, Vector()), (4, Image())), Orthogonal(3), "Cyclic, Dihedral and Translation"),
     ],
 )
-def test_groups_that_cannot_act_so(representation, group, message):
+def test_groups_that_cannot_act_in_this_way_are_refused(representation, group, message):
     with pytest.raises((TypeError, ValueError), match=message):
         representation.check(group)
 
@@ -238,7 +238,7 @@ def test_groups_that_cannot_act_so(representation, group, message):
         (Sum((5, Trivial()), (15, Vector())), Orthogonal(3), (21,), r"\[5, 15\].*20.*\(21,\)"),
     ],
 )
-def test_arrays_that_do_not_fit(representation, group, shape, message):
+def test_arrays_of_the_wrong_shape_are_refused(representation, group, shape, message):
     with pytest.raises(ValueError, match=message):
         representation(group, group.identity, jnp.zeros(shape))
 
@@ -254,15 +254,16 @@ def test_arrays_that_do_not_fit(representation, group, shape, message):
         lambda: Sum((Trivial(), 5)),
         lambda: Tensor(-1),
         lambda: Tensor(1.5),
+        lambda: Vector(copies=0),
         lambda: Regular(base=Vector()),
     ],
 )
-def test_representations_that_are_none(build):
+def test_wrong_arguments_are_refused_when_built(build):
     with pytest.raises((TypeError, ValueError), match=r"got|at least one"):
         build()
 
 
-def test_a_representation_of_ones_own():
+def test_a_user_can_write_a_representation():
     @dataclasses.dataclass(frozen=True)
     class Determinant(Representation):
         def __call__(self, group, element, array):

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from constrainx.constraints.groups._group import Element, Numbered
+from constrainx.constraints._symmetry import Element, NumberedGroup
+from constrainx.constraints.representations import Vector
 from constrainx.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
-class MatrixGroup(Numbered):
+class MatrixGroup(NumberedGroup):
     """A finite group of your own matrices: the element k is the k-th of them.
 
     >>> from constrainx.constraints.groups import MatrixGroup
@@ -25,24 +26,33 @@ class MatrixGroup(Numbered):
 
     Attributes:
         matrices: all matrices of the group, a nested sequence or an array of shape (order, n, n).
-            That they are a group, to about five digits, is checked when it is made.
+            Construction checks that they form a group, to about five digits.
     """
 
     matrices: Any
+
+    usual_representation = Vector()
 
     def __post_init__(self) -> None:
         stack = _as_stack(self.matrices, argument="MatrixGroup(matrices=...)")
         # Nested tuples, because arrays have no hash.
         nested = tuple(tuple(tuple(map(float, row)) for row in matrix) for matrix in stack)
         object.__setattr__(self, "matrices", nested)
-        _multiplication_table(nested)
+        _tabulate_products(nested)
 
     @classmethod
     def generated_by(cls, generators: Any, *, most: int = 200) -> MatrixGroup:
-        """The group of all products of some matrices; an error if there are more than ``most``."""
+        """Returns the group of all products of some matrices.
+
+        Args:
+            generators: matrices, in an array of shape (count, n, n).
+            most: the order beyond which to give up with an error.
+        """
         stack = _as_stack(generators, argument="MatrixGroup.generated_by(generators)")
         found = [np.eye(stack.shape[-1])]
-        for matrix, generator in ((m, g) for m in found for g in stack):  # `found` grows meanwhile
+        for matrix, generator in (
+            (m, g) for m in found for g in stack
+        ):  # `found` grows in the loop
             if _find(found, matrix @ generator) is None:
                 found.append(matrix @ generator)
             if len(found) > most:
@@ -65,12 +75,12 @@ class MatrixGroup(Numbered):
     @property
     def identity(self) -> int:
         """The position of the identity matrix."""
-        return int(np.argmax(_multiplication_table(self.matrices)[:, 0] == 0))
+        return int(np.argmax(_tabulate_products(self.matrices)[:, 0] == 0))
 
     @property
     def generators(self) -> Int[np.ndarray, " some"]:
         """Each matrix that is not a product of those before it."""
-        table = _multiplication_table(self.matrices)
+        table = _tabulate_products(self.matrices)
         chosen: list[int] = []
         reached = [self.identity]
         for candidate in range(self.order):
@@ -78,16 +88,16 @@ class MatrixGroup(Numbered):
                 chosen.append(candidate)
                 for product in (int(table[g, h]) for g in reached for h in chosen):
                     if product not in reached:
-                        reached.append(product)  # and the loop goes on with it
+                        reached.append(product)  # which the loop will visit, too
         return np.array(chosen, int)
 
     def compose(self, g: Element, h: Element) -> Int[Array, ""]:
-        """By the multiplication table."""
-        return jnp.asarray(_multiplication_table(self.matrices))[g, h]
+        """The product, from the multiplication table."""
+        return jnp.asarray(_tabulate_products(self.matrices))[g, h]
 
     def inverse(self, g: Element) -> Int[Array, ""]:
-        """By the multiplication table."""
-        table = _multiplication_table(self.matrices)
+        """The inverse, from the multiplication table."""
+        table = _tabulate_products(self.matrices)
         return jnp.asarray(np.argmax(table == self.identity, axis=1))[g]
 
     def matrix(self, g: Element) -> Float[Array, "n n"]:
@@ -118,8 +128,8 @@ def _find(stack: Any, matrix: np.ndarray) -> int | None:
 
 
 @functools.cache
-def _multiplication_table(matrices: tuple) -> Int[np.ndarray, "order order"]:
-    """The position of the product of each pair; an error if the matrices are not a group."""
+def _tabulate_products(matrices: tuple) -> Int[np.ndarray, "order order"]:
+    """Returns the position of the product of each pair, or raises if this is not a group."""
     stack = np.array(matrices)
     fix = "List each element once, or use `MatrixGroup.generated_by(...)`."
     for i, matrix in enumerate(stack):

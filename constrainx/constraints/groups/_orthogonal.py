@@ -8,13 +8,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from constrainx.constraints.groups._group import Element, Group, check_size
+from constrainx.constraints._numbers import as_count
+from constrainx.constraints._symmetry import Element, Group
+from constrainx.constraints.representations import Vector
 
 
 class _OrthogonalMatrices(Group):
     """A group whose elements are their own orthogonal matrices."""
 
     n: int
+
+    usual_representation = Vector()
 
     @property
     def dimension(self) -> int:
@@ -31,7 +35,7 @@ class _OrthogonalMatrices(Group):
         return jnp.swapaxes(g, -1, -2)
 
     def matrix(self, g: Element) -> Float[Array, "n n"]:
-        return g
+        return jnp.asarray(g)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +45,13 @@ class Orthogonal(_OrthogonalMatrices):
     n: int
 
     def __post_init__(self) -> None:
-        check_size(self.n, argument="Orthogonal(n=...)")
+        object.__setattr__(self, "n", as_count(self.n, argument="Orthogonal(n=...)"))
 
     def sample(self, key: Array, count: int) -> Float[Array, "count n n"]:
-        """Haar samples: the Q of a Gaussian matrix's QR factorisation with R's diagonal positive.
+        """Draws Haar samples: Q of the QR factorisation of a Gaussian matrix, diag(R) positive.
 
-        Without that sign the distribution would depend on the algorithm behind QR (Mezzadri, "How
-        to generate random matrices from the classical compact groups", 2007).
+        Without that choice of signs the distribution would depend on the algorithm behind QR
+        (Mezzadri, "How to generate random matrices from the classical compact groups", 2007).
         """
         q, r = jnp.linalg.qr(jax.random.normal(key, (count, self.n, self.n)))
         return q * jnp.where(jnp.diagonal(r, axis1=-2, axis2=-1) < 0, -1, 1)[:, None, :]
@@ -60,9 +64,9 @@ class SpecialOrthogonal(_OrthogonalMatrices):
     n: int
 
     def __post_init__(self) -> None:
-        check_size(self.n, argument="SpecialOrthogonal(n=...)")
+        object.__setattr__(self, "n", as_count(self.n, argument="SpecialOrthogonal(n=...)"))
 
     def sample(self, key: Array, count: int) -> Float[Array, "count n n"]:
-        """Haar samples: those of O(n), the first column reflected where the determinant is −1."""
+        """Draws from O(n), and flips the first column where the determinant is −1."""
         q = Orthogonal(self.n).sample(key, count)
         return q.at[:, :, 0].multiply(jnp.where(jnp.linalg.det(q) < 0, -1, 1)[:, None])

@@ -1,4 +1,8 @@
-"""What a group is."""
+"""What a symmetry is: groups, and the representations by which they act on arrays.
+
+The two refer to each other, so their abstract classes are in one file. `representations` knows
+groups through these classes only; `groups` imports `representations`, to say which is usual.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,28 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from constrainx.errors import ArgumentError
-
 Element: TypeAlias = Any
 """An element of a group: an integer or an array, as the group's docstring says."""
 
 
+class Representation(abc.ABC):
+    """How a group acts. Subclass it as a frozen dataclass to write your own."""
+
+    def check(self, group: Group) -> None:  # noqa: B027
+        """Raises an error if the group cannot act in this way; by default any can."""
+
+    @abc.abstractmethod
+    def __call__(self, group: Group, element: Element, array: Array) -> Array:
+        """Returns the array after the action of the element."""
+
+
 class Group(abc.ABC):
-    """A group. Subclass it, or `FiniteGroup`, as a frozen dataclass to bring your own."""
+    """A group. Subclass it, or `FiniteGroup`, as a frozen dataclass to write your own."""
+
+    @property
+    def usual_representation(self) -> Representation | None:
+        """How the group acts on data unless the user says otherwise; None for `Vector()`."""
+        return None
 
     @property
     @abc.abstractmethod
@@ -42,7 +60,7 @@ class Group(abc.ABC):
 
     @abc.abstractmethod
     def sample(self, key: Array, count: int) -> Element:
-        """So many independent elements from the uniform (Haar) measure, on a new first axis."""
+        """Draws ``count`` independent elements from the uniform (Haar) measure, on a new axis 0."""
 
 
 class FiniteGroup(Group):
@@ -64,7 +82,7 @@ class FiniteGroup(Group):
         """A few elements of which all others are products: what respects them respects all."""
 
 
-class Numbered(FiniteGroup):
+class NumberedGroup(FiniteGroup):
     """A group whose elements are the integers from 0 up to its order."""
 
     @property
@@ -75,7 +93,20 @@ class Numbered(FiniteGroup):
         return jax.random.randint(key, (count,), 0, self.order)
 
 
-def check_size(size: Any, *, argument: str) -> None:
-    """Raises unless the size is a positive integer."""
-    if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1:
-        raise ArgumentError(f"`{argument}` takes integers of at least 1, got {size!r}.")
+class PixelGroup(Group):
+    """A group that moves the pixels of a grid, exactly: what `Image` asks for."""
+
+    def check_pixels(self) -> None:
+        """Raises an error if the group would have to interpolate; by default it does not."""
+
+    @abc.abstractmethod
+    def move_pixels(self, g: Element, array: Array) -> Array:
+        """Returns the array, with the grid on its first axes, after its pixels have moved."""
+
+
+class PermutingGroup(Group):
+    """A group that permutes things, as many as its ``dimension``: what `Permute` asks for."""
+
+    @abc.abstractmethod
+    def places(self, g: Element) -> Int[Array, " n"]:
+        """Returns the vector p of integers for which the thing at i moves to p[i]."""
