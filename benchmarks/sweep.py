@@ -33,8 +33,8 @@ def run(*, quick: bool) -> Report:
     }  # fmt: skip
     results = {}
     for name, fields in settings.items():
-        chosen = recipe.chosen(size=size, epochs=epochs, **fields)
-        result = chosen.trainer(devices=1, progress=False).fit()
+        trainer = recipe(size=size, epochs=epochs, **fields).trainer(devices=1, progress=False)
+        result = trainer.fit()
         results[name] = (
             result.metrics["error"],
             result.metrics["violation/O(3)"],

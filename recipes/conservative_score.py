@@ -85,7 +85,6 @@ class ConservativeScore(Recipe):
         "asym": "Asym", "nasym": "NAsym", "score error": "score error", "nll": "NLL",
     }  # fmt: skip
 
-    method: str = "nullspace"
     dataset: Literal["8gaussian", "spirals", "checkerboard"] = "8gaussian"
     steps: int = 100_000
     examples: int = 50_000

@@ -56,14 +56,12 @@ class GpCalibration(Recipe):
         "likelihood": {"loss": "likelihood"},
         "paper": {"loss": "paper"},
     }
-    compared: ClassVar = tuple(methods)
     sizes: ClassVar = {
         "smoke": {"steps": 4, "examples": 100, "tests": 40, "features": 20},
         "cpu": {"steps": 100},
     }
     figures: ClassVar = {"rmse": "test RMSE"}
 
-    method: str = "predictive"
     loss: Literal["predictive", "likelihood", "paper"] = "predictive"
     steps: int = 200
     examples: int = 1600

@@ -55,13 +55,11 @@ class InvariantDigits(Recipe):
         "penalty": {"constrained_by": "penalty"},
         "augmentation": {"turned": True},
     }
-    compared: ClassVar = tuple(methods)
     sizes: ClassVar = {"smoke": {"epochs": 1, "batch": 256, "rows": 8, "tests": 64, "channels": 2}}
     figures: ClassVar = {
         "turned error": "turned error", "error": "upright error", "violation/turns": "violation",
     }  # fmt: skip
 
-    method: str = "nullspace"
     epochs: int = 60
     batch: int = 128
     learning_rate: float = 2e-3

@@ -75,14 +75,12 @@ class O3Inertia(Recipe):
         "penalty-strong": {"constrained_by": "penalty", "weight": 0.03, "longer": 1.6},
         "lagrangian": {"constrained_by": "lagrangian", "weight": 1e-5, "longer": 1.6},
     }
-    compared: ClassVar = tuple(methods)
     sizes: ClassVar = {
         "smoke": {"epochs": 2, "examples": 256, "tests": 100, "width": 16, "batch": 32, "rows": 8}
     }
     presets: ClassVar = {"paper": PAPER}
     figures: ClassVar = {"error": "test error", "violation/O(3)": "violation"}
 
-    method: str = "nullspace"
     epochs: int = 100
     examples: int = 5000
     tests: int = 2000

@@ -69,11 +69,9 @@ class PeriodicRegression(Recipe):
         "plain": {},
         "penalty": {"constrained_by": "penalty", "weight": 1.0},
     }
-    compared: ClassVar = tuple(methods)
     sizes: ClassVar = {"smoke": {"steps": 20, "examples": 32, "width": 8, "start": 5}}
     figures: ClassVar = {"error": "error over 3 periods", "violation/periodic": "violation"}
 
-    method: str = "nullspace"
     steps: int = 6000
     examples: int = 128
     learning_rate: float = 3e-3

@@ -58,13 +58,11 @@ class RobustDigits(Recipe):
         "plain": {},
         "adversarial": {"on_attacked": True},
     }
-    compared: ClassVar = tuple(methods)
     sizes: ClassVar = {"smoke": {"epochs": 1, "batch": 256, "tests": 64, "width": 16}}
     figures: ClassVar = {
         "error": "clean error", "robust error": "robust error", "attacked loss": "attacked loss",
     }  # fmt: skip
 
-    method: str = "nullspace"
     epochs: int = 60
     batch: int = 128
     learning_rate: float = 2e-3

@@ -10,12 +10,13 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from constrainx.cli._arguments import parse_with_fields
 from constrainx.cli._console import quiet, user_errors
 
 app = tyro.extras.SubcommandApp()
@@ -92,13 +93,13 @@ def quickstart(epochs: int = 100, out: pathlib.Path = pathlib.Path("results/quic
 @app.command(name="list")
 def list_() -> None:
     """Lists the recipes."""
-    from constrainx.recipes import all_recipes, summary
+    from constrainx.recipes import all_recipes, summarize
 
     table = Table(box=None, pad_edge=False)
     for heading in ("recipe", "methods", "what it shows"):
         table.add_column(heading)
     for name, recipe in all_recipes().items():
-        table.add_row(name, ", ".join(recipe.methods), summary(recipe))
+        table.add_row(name, ", ".join(recipe.methods), summarize(recipe))
     Console().print(table)
 
 
@@ -274,7 +275,7 @@ def info() -> None:
 
 
 def _train(name: str, arguments: Sequence[str]) -> None:
-    recipe, options, _ = _parsed("train", name, TrainOptions, arguments)
+    recipe, options = _parse_recipe("train", name, TrainOptions, arguments)
     run = options.run or pathlib.Path("runs") / recipe.name / f"{recipe.method}-seed{recipe.seed}"
 
     def go() -> None:
@@ -294,7 +295,7 @@ def _train(name: str, arguments: Sequence[str]) -> None:
 def _validate(name: str, arguments: Sequence[str]) -> None:
     import jax
 
-    recipe, _, _ = _parsed("validate", name, ValidateOptions, arguments)
+    recipe, _ = _parse_recipe("validate", name, ValidateOptions, arguments)
     trainer = recipe.trainer(progress=False)
     trainer.validate()
     sizes = [leaf.size for leaf in jax.tree.leaves(trainer.state.parameters)]
@@ -310,18 +311,19 @@ def _compare(name: str, arguments: Sequence[str]) -> None:
     from constrainx.recipes import Comparison
     from constrainx.report import write
 
-    recipe, options, given = _parsed("compare", name, CompareOptions, arguments)
+    recipe, options = _parse_recipe(
+        "compare", name, CompareOptions, arguments, without=("method", "seed")
+    )
     _compilation_cache()
     out = options.out or pathlib.Path("runs/compare") / f"{recipe.name}-{recipe.size}"
     comparison = Comparison(
-        recipe=type(recipe),
-        methods=options.methods or recipe.compared,
+        recipe=recipe,
+        methods=options.methods,
         seeds=options.seeds,
-        size=recipe.size,
-        fields={field: getattr(recipe, field) for field in given},
         out=out,
     )
-    comparison.run(Console())
+    if comparison.run(Console()) is None:
+        return
     page = write(comparison.runs(), out=out / "report")
     Console().print(f"Table: {out / 'compare.md'}   Page: {page}", soft_wrap=True)
 
@@ -337,48 +339,24 @@ COMMANDS = (
 )  # fmt: skip
 
 
-def _parsed(
-    command: str, name: str, options: type, arguments: Sequence[str]
-) -> tuple[Any, Any, list[str]]:
-    """The recipe with the fields given, the command's own options, and the names of the fields."""
-    from constrainx.recipes import find, summary
+def _parse_recipe(
+    command: str, name: str, options: type, arguments: Sequence[str], *, without: Sequence[str] = ()
+) -> tuple[Any, Any]:
+    """The recipe with the fields given, and the command's own options."""
+    from constrainx.recipes import find, summarize
 
     recipe = find(name)
-    fields = [field.name for field in dataclasses.fields(recipe)]
-    flags = [a.split("=")[0].removeprefix("--").replace("-", "_") for a in arguments]
-    given = [
-        field for field in fields if field in flags and field not in ("method", "size", "preset")
-    ]
-    ahead = {
-        choice: value
-        for choice in ("method", "size", "preset")
-        if (value := _value_of(choice, arguments)) is not None
-    }
-    parsed = dataclasses.make_dataclass(
-        "Arguments",
-        [
-            ("recipe", Annotated[recipe, tyro.conf.arg(name="")], dataclasses.field()),
-            ("options", Annotated[options, tyro.conf.arg(name="")], dataclasses.field()),
-        ],
-    )
     choices = f"Methods: {', '.join(recipe.methods)}. Sizes: smoke, cpu, full."
-    result: Any = tyro.cli(
-        parsed,
-        prog=f"constrainx {command} {name}",
-        description=f"{summary(recipe)} {choices}",
-        default=parsed(recipe.chosen(**ahead), options()),
-        args=list(arguments),
+    parsed: Any
+    parsed, chosen = parse_with_fields(
+        options,
+        recipe(),
+        arguments,
+        command=f"{command} {name}",
+        description=f"{summarize(recipe)} {choices}",
+        fields=[field for field in recipe.field_names() if field not in without],
     )
-    return result.recipe, result.options, given
-
-
-def _value_of(field: str, arguments: Sequence[str]) -> str | None:
-    for index, argument in enumerate(arguments):
-        if argument == f"--{field}" and index + 1 < len(arguments):
-            return arguments[index + 1]
-        if argument.startswith(f"--{field}="):
-            return argument.split("=", 1)[1]
-    return None
+    return chosen, parsed
 
 
 def _of_run(run: pathlib.Path, **place: Any) -> tuple[Any, Any]:

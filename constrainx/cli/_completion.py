@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from constrainx.recipes import all_recipes
+from constrainx.recipes import Recipe, all_recipes
 
 Shell = Literal["bash", "zsh"]
 TAKES_RECIPE = ("train", "validate", "compare", "cp")
@@ -52,5 +51,5 @@ def script(shell: Shell, *, commands: Sequence[str], options: Mapping[str, Seque
     return "\n".join(lines) + "\n"
 
 
-def _flags(recipe: type) -> list[str]:
-    return [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(recipe)]
+def _flags(recipe: type[Recipe]) -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name in recipe.field_names()]

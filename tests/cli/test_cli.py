@@ -46,7 +46,7 @@ def constrainx(tmp_path, monkeypatch, capsys):
 def finished(tmp_path_factory):
     """A finished run of the recipe, to look at and to copy."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    recipe = all_recipes()["o3-inertia"].chosen(size="smoke", devices=1, save_every=8, log_every=4)
+    recipe = all_recipes()["o3-inertia"](size="smoke", devices=1, save_every=8, log_every=4)
     from constrainx.recipes import write_result
 
     write_result(folder, recipe, recipe.trainer(run=folder, progress=False).fit())

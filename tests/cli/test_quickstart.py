@@ -21,6 +21,6 @@ def test_runs_and_writes_what_it_says(tmp_path, capsys):
 
 def test_the_target_is_equivariant():
     x = jax.random.normal(jax.random.key(0), (64, 20))
-    constraint = find("o3-inertia").chosen().constraint()
+    constraint = find("o3-inertia")().constraint()
     violation = constraint.violation(o3_inertia.inertia, {"constrained": x}, jax.random.key(1))
     assert violation < 1e-6
