@@ -2,6 +2,8 @@
 
 from constrainx.recipes._comparison import Comparison as Comparison
 from constrainx.recipes._comparison import ComparisonError as ComparisonError
+from constrainx.recipes._continue import continue_run as continue_run
+from constrainx.recipes._continue import recipe_of as recipe_of
 from constrainx.recipes._find import all_recipes as all_recipes
 from constrainx.recipes._find import find as find
 from constrainx.recipes._find import summarize as summarize

@@ -14,6 +14,7 @@ import jax
 from rich.console import Console
 
 from constrainx.errors import UserError
+from constrainx.recipes._continue import continue_run
 from constrainx.recipes._recipe import OVERSIGHT, Recipe
 from constrainx.recipes._result import write_result
 from constrainx.recipes._tables import Grid, Results, tabulate_published, tabulate_results
@@ -104,9 +105,11 @@ class Comparison:
                     f"{folder} has a run with other settings. Choose another folder with `--out`."
                 )
             return stored
-        trainer = recipe.trainer(run=folder)
-        if folder.exists():
+        if (folder / "config.json").exists():
+            trainer = continue_run(folder, recipe)
             trainer.restore(fallback=True, or_start=True)
+        else:
+            trainer = recipe.trainer(run=folder)
         return write_result(folder, recipe, trainer.fit())
 
     @property

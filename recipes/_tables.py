@@ -77,7 +77,7 @@ def tabulate_published(
 
 def join_lines(text: str) -> str:
     """The text on one line, so that it fits into a cell."""
-    return " ".join(text.split())
+    return " ".join(text.splitlines())
 
 
 def _format_spread(values: Iterable[float]) -> str:

@@ -58,6 +58,44 @@ def parse(
     return parsed
 
 
+def take_subject(
+    arguments: Sequence[str], kind: type, *, command: str, metavar: str, about: str
+) -> str:
+    """The first argument, on which the other options depend; or prints the help text and exits.
+
+    Args:
+        arguments: what stands on the command line after the command.
+        kind: a dataclass of the options that do not depend on the subject.
+        command: how the help text and errors call the command.
+        metavar: how they call the subject, such as ``RECIPE``.
+        about: what the subject is.
+
+    Raises:
+        ArgumentError: there is no argument, or an option comes first.
+    """
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0]
+    if {"-h", "--help"} & {*arguments}:
+        subject = tyro.conf.arg(metavar=metavar, help=f"{about}.", name="")
+        both = dataclasses.make_dataclass(
+            "Arguments",
+            [
+                ("subject", Annotated[str, subject, POSITIONAL]),
+                ("options", Annotated[kind, tyro.conf.arg(name="")]),
+            ],
+        )
+        summary = (inspect.getdoc(kind) or "").split("\n")[0]
+        more = (
+            f"`constrainx {command} {metavar} --help` also shows options that depend on {metavar}."
+        )
+        parse(both, ["--help"], command=command, description=f"{summary}\n\n{more}")
+    raise ArgumentError(
+        f"`constrainx {command}` needs {metavar} as its first argument: {about}. For example: "
+        f"`constrainx {command} {metavar} {' '.join(arguments)}".rstrip()
+        + "`."
+    )
+
+
 def parse_with_fields(
     kind: type[T],
     recipe: Recipe,
@@ -105,11 +143,12 @@ def parse_with_fields(
 def list_flags(kind: Any) -> list[str]:
     """The options of a dataclass, such as ``--save-every`` and ``--keep.last``."""
     flags = []
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        extras = getattr(hint, "__metadata__", ())
-        plain = hint.__origin__ if extras else hint
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for name in (field.name for field in dataclasses.fields(kind)):
+        extras = getattr(hints[name], "__metadata__", ())
+        plain = hints[name].__origin__ if extras else hints[name]
         flag = f"--{name.replace('_', '-')}"
-        if POSITIONAL in extras:
+        if POSITIONAL in extras or name.startswith("_"):
             continue
         if not dataclasses.is_dataclass(plain):
             flags.append(flag)
@@ -166,9 +205,9 @@ def _find_given(fields: Collection[str], arguments: Sequence[str]) -> set[str]:
 
 def _find_value(name: str, arguments: Sequence[str]) -> str | None:
     """The value of an option that takes one, before all arguments are parsed."""
-    for argument, following in zip(arguments, [*arguments[1:], None], strict=True):
-        if argument == f"--{name}":
-            return following
+    for index, argument in enumerate(arguments):
+        if argument == f"--{name}" and index + 1 < len(arguments):
+            return arguments[index + 1]
         if argument.startswith(f"--{name}="):
             return argument.split("=", 1)[1]
     return None
