@@ -3,10 +3,10 @@
 from constrainx.recipes._comparison import Comparison as Comparison
 from constrainx.recipes._comparison import ComparisonError as ComparisonError
 from constrainx.recipes._continue import continue_run as continue_run
-from constrainx.recipes._continue import recipe_of as recipe_of
+from constrainx.recipes._continue import read_recipe as read_recipe
 from constrainx.recipes._find import all_recipes as all_recipes
+from constrainx.recipes._find import describe as describe
 from constrainx.recipes._find import find as find
-from constrainx.recipes._find import summarize as summarize
 from constrainx.recipes._recipe import OVERSIGHT as OVERSIGHT
 from constrainx.recipes._recipe import PLACE as PLACE
 from constrainx.recipes._recipe import Recipe as Recipe

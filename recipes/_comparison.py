@@ -100,7 +100,7 @@ class Comparison:
         recipe = self.recipe.but(method=method, seed=seed)
         if path.exists():
             stored = json.loads(path.read_text())
-            if _without_oversight(stored["config"]) != _without_oversight(recipe.config):
+            if _drop_oversight(stored["config"]) != _drop_oversight(recipe.config):
                 raise ComparisonError(
                     f"{folder} has a run with other settings. Choose another folder with `--out`."
                 )
@@ -138,6 +138,6 @@ def describe_machine() -> str:
     return f"Measured on {what}, jax {jax.__version__}."
 
 
-def _without_oversight(config: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_oversight(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in config.items() if name not in OVERSIGHT}
     return json.loads(json.dumps(kept))

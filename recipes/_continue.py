@@ -13,8 +13,8 @@ from constrainx.runtime import Callback, JsonLines, RunError, read_config
 from constrainx.trainers import Trainer
 
 
-def recipe_of(run: pathlib.Path) -> Recipe:
-    """The recipe that a run was started from.
+def read_recipe(run: pathlib.Path) -> Recipe:
+    """Reads the recipe that a run was started from.
 
     Raises:
         RunError: the folder has no run, or one that was started without a recipe.

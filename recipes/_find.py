@@ -48,8 +48,8 @@ def find(name: str) -> type[Recipe]:
     return recipes[name]
 
 
-def summarize(recipe: type[Recipe]) -> str:
-    """The first line of the docstring of the recipe's module, or of its class."""
+def describe(recipe: type[Recipe]) -> str:
+    """What a recipe shows, in one line: the first of its module's docstring, or of its own."""
     text = inspect.getdoc(sys.modules[recipe.__module__]) or inspect.getdoc(recipe) or ""
     return text.splitlines()[0] if text else ""
 

@@ -150,7 +150,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
             )
         chosen = cls(**{name: config[name] for name in CHOICES if name in config})
         stored = {
-            name: _like(getattr(chosen, name), value)
+            name: _restore_type(getattr(chosen, name), value)
             for name, value in config.items()
             if name in known
         }
@@ -172,7 +172,7 @@ def steps_of(*, epochs: float, examples: int, batch: int) -> int:
     return max(1, math.ceil(epochs * examples / batch))
 
 
-def _like(example: Any, value: Any) -> Any:
+def _restore_type(example: Any, value: Any) -> Any:
     """Undoes what JSON does to tuples and dataclasses."""
     if dataclasses.is_dataclass(example) and isinstance(value, Mapping):
         return dataclasses.replace(example, **value)  # type: ignore[type-var]

@@ -140,15 +140,21 @@ def parse_with_fields(
     return parsed.options, recipe.but(**changed)
 
 
-def list_flags(kind: Any) -> list[str]:
-    """The options of a dataclass, such as ``--save-every`` and ``--keep.last``."""
+def list_flags(kind: Any, *, only: Collection[str] | None = None) -> list[str]:
+    """The options of a dataclass, such as ``--save-every`` and ``--keep.last``.
+
+    Args:
+        kind: the dataclass.
+        only: names of the fields to list; all if None.
+    """
     flags = []
     hints = typing.get_type_hints(kind, include_extras=True)
     for name in (field.name for field in dataclasses.fields(kind)):
         extras = getattr(hints[name], "__metadata__", ())
         plain = hints[name].__origin__ if extras else hints[name]
         flag = f"--{name.replace('_', '-')}"
-        if POSITIONAL in extras or name.startswith("_"):
+        is_hidden = name.startswith("_") or (only is not None and name not in only)
+        if POSITIONAL in extras or is_hidden:
             continue
         if not dataclasses.is_dataclass(plain):
             flags.append(flag)

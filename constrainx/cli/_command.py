@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from constrainx.cli._arguments import parse, parse_with_fields, take_subject
+from constrainx.cli._arguments import list_flags, parse, parse_with_fields, take_subject
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,6 +16,11 @@ class Command(abc.ABC):
 
     To keep that fast, the module of a command imports what needs JAX inside of its functions.
     """
+
+    @classmethod
+    def list_flags(cls) -> list[str]:
+        """The options of the command, for completion."""
+        return list_flags(cls)
 
     @classmethod
     @abc.abstractmethod
@@ -57,7 +62,7 @@ class RecipeCommand(Command):
         about = "the recipe's name, or the file of your own, such as my_recipe.py"
         recipe_name = take_subject(arguments, cls, command=name, metavar="RECIPE", about=about)
         # Here, so that the help text above does not wait for JAX.
-        from constrainx.recipes import SIZES, find, summarize
+        from constrainx.recipes import SIZES, describe, find
 
         kind = find(recipe_name)
         options, recipe = parse_with_fields(
@@ -65,7 +70,7 @@ class RecipeCommand(Command):
             kind(),
             arguments[1:],
             command=f"{name} {recipe_name}",
-            description=f"{summarize(kind)} Methods: {', '.join(kind.methods)}. "
+            description=f"{describe(kind)} Methods: {', '.join(kind.methods)}. "
             f"Sizes: {', '.join(SIZES)}.",
             fields=[field for field in kind.field_names() if field not in cls.without],
         )

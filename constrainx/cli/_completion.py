@@ -31,7 +31,7 @@ class Completion(PlainCommand):
         from constrainx.recipes import all_recipes
 
         lines = _write_function(
-            options={name: list_flags(load_command(name)) for name in COMMANDS},
+            options={name: load_command(name).list_flags() for name in COMMANDS},
             recipes={name: list_flags(recipe) for name, recipe in all_recipes().items()},
         )
         if self.shell == "zsh":

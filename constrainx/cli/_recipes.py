@@ -19,11 +19,11 @@ class ListRecipes(PlainCommand):
 
     def execute(self) -> None:
         """Prints name, methods and summary of each."""
-        from constrainx.recipes import all_recipes, summarize
+        from constrainx.recipes import all_recipes, describe
 
         print_table(
             [
-                (name, ", ".join(recipe.methods), summarize(recipe))
+                (name, ", ".join(recipe.methods), describe(recipe))
                 for name, recipe in all_recipes().items()
             ],
             headings=("recipe", "methods", "what it shows"),

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import tyro
 
-from constrainx.cli._arguments import parse_with_fields, take_subject
+from constrainx.cli._arguments import list_flags, parse_with_fields, take_subject
 from constrainx.cli._command import Command, PlainCommand
 from constrainx.cli._console import print_metrics
 from constrainx.cli._launch import finish, launch, make_callbacks
@@ -34,17 +34,24 @@ class Resume(Command):
     wandb: bool = False
 
     @classmethod
+    def list_flags(cls) -> list[str]:
+        """Also those that are fields of the run's recipe."""
+        from constrainx.recipes import OVERSIGHT, PLACE, Recipe
+
+        return [*super().list_flags(), *list_flags(Recipe, only=(*PLACE, *OVERSIGHT))]
+
+    @classmethod
     def start(cls, arguments: Sequence[str], *, name: str) -> None:
         """Reads the run's recipe first, whose values are the defaults of some options."""
         folder = take_subject(
             arguments, cls, command=name, metavar="RUN", about="the folder of a run"
         )
-        from constrainx.recipes import OVERSIGHT, PLACE, recipe_of
+        from constrainx.recipes import OVERSIGHT, PLACE, read_recipe
 
         run = pathlib.Path(folder)
         options, recipe = parse_with_fields(
             cls,
-            recipe_of(run),
+            read_recipe(run),
             arguments[1:],
             command=f"{name} {folder}",
             description="Continue this run. What defines its result stays as it is; where it runs, "
@@ -74,22 +81,22 @@ class Evaluate(PlainCommand):
         step: which checkpoint.
         fallback: whether to take the one before if that is damaged.
         devices: how many devices to use; as the recipe says if left out.
-        fsdp: how many devices share each large parameter.
+        fsdp: how many devices share each large parameter; as the recipe says if left out.
     """
 
     run: tyro.conf.Positional[pathlib.Path]
     step: WhichStep = "last"
     fallback: bool = False
     devices: int | None = None
-    fsdp: int = 1
+    fsdp: int | None = None
 
     def execute(self) -> None:
         """Restores the checkpoint, and prints its metrics."""
-        from constrainx.recipes import recipe_of
+        from constrainx.recipes import read_recipe
 
-        recipe = recipe_of(self.run).but(fsdp=self.fsdp)
-        if self.devices is not None:
-            recipe = recipe.but(devices=self.devices)
+        place = {"devices": self.devices, "fsdp": self.fsdp}
+        given = {name: value for name, value in place.items() if value is not None}
+        recipe = read_recipe(self.run).but(**given)
         trainer = recipe.trainer(run=self.run)
         found = trainer.restore(self.step, fallback=self.fallback)
         print_metrics(f"{recipe.name} {recipe.method}, step {found}", trainer.evaluate())

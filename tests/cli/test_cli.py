@@ -1,4 +1,4 @@
-"""The command line, on the real recipe at its smallest."""
+"""The commands, on real recipes at their smallest size."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def test_list_names_every_recipe(constrainx):
 
 
 @pytest.mark.parametrize("name", all_recipes())
-def test_train_then_resume_and_eval(constrainx, tmp_path, name):
+def test_train_then_resume(constrainx, tmp_path, name):
     run = tmp_path / "mine"
     code, text = constrainx("train", name, *SMOKE, "--run", run, "--save-every", 2)
     assert code == 0
@@ -39,7 +39,7 @@ def test_train_then_resume_and_eval(constrainx, tmp_path, name):
     recipe = all_recipes()[name]
     assert set(recipe.figures) <= set(result["metrics"])
 
-    # As a run that lost its last checkpoint: it goes on from the one before, to the same end.
+    # A run that lost its last checkpoint continues from the one before, to the same result.
     *_, before, last = sorted(int(path.name) for path in (run / "checkpoints").glob("[0-9]*"))
     assert last == result["step"]
     shutil.rmtree(run / "checkpoints" / str(last))
@@ -67,7 +67,7 @@ def test_the_default_folder_is_not_overwritten(constrainx, tmp_path):
     assert "constrainx resume" in text
 
 
-def test_compare_writes_its_table_and_goes_on_where_it_was(constrainx, tmp_path):
+def test_compare_writes_a_table_and_does_not_repeat_runs(constrainx, tmp_path):
     arguments = ["compare", "o3-inertia", *SMOKE, "--epochs", 1, "--seeds", 2]
     arguments += ["--methods", "plain", "augmentation"]
     code, text = constrainx(*arguments)
@@ -97,7 +97,7 @@ def test_report_draws_a_run(constrainx, finished, tmp_path):
         assert (tmp_path / f"report/{name}.png").stat().st_size > 5000
 
 
-def test_a_copy_of_a_recipe_is_a_recipe(constrainx, tmp_path):
+def test_a_copy_of_a_recipe_can_be_trained(constrainx, tmp_path):
     assert constrainx("cp", "o3-inertia", "mine.py")[0] == 0
     code, text = constrainx("cp", "o3-inertia", "mine.py")
     assert code == 1
@@ -126,8 +126,9 @@ def test_fast_dev_run_leaves_nothing_behind(constrainx, tmp_path):
 
 
 def test_as_a_program(tmp_path):
-    """The one test that pays for a process: no traceback, and the compilation cache is on."""
-    environment = {name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    """In a process of its own, with the compilation cache on."""
+    passed_on = ("JAX_PLATFORMS", "XLA_FLAGS", "PYTHONPATH")
+    environment = {name: os.environ[name] for name in passed_on if name in os.environ}
     environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-m", "constrainx", "train", "o3-inertia", *SMOKE, "--epochs", "1"]

@@ -56,6 +56,13 @@ def test_completion_knows_commands_recipes_and_fields(constrainx, tmp_path):
     assert complete("train", "o3") == ["o3-inertia"]
     assert complete("train", "o3-inertia", "--gam") == ["--gamma"]
     assert complete("train", "o3-inertia", "--distr") == ["--distributed"]
+    assert complete("resume", "runs/mine", "--keep") == [
+        "--keep.last",
+        "--keep.best",
+        "--keep.every",
+    ]
+    assert complete("resume", "runs/mine", "--wan") == ["--wandb"]
+    assert complete("resume", "runs/mine", "--gam") == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
