@@ -1,4 +1,4 @@
-"""Which rows and which γ win on `o3-inertia`, at how much time."""
+"""Which number of rows and which γ do best on `o3-inertia`, and how long they take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.report import Goal, Report, Table
-from constrainx.recipes import find
+from constrainx.recipes.o3_inertia import O3Inertia
 
 BASELINES: dict[str, dict[str, Any]] = {
     "augmentation": {"method": "augmentation"},
@@ -19,8 +19,7 @@ BASELINES: dict[str, dict[str, Any]] = {
 
 
 def run(*, quick: bool) -> Report:
-    """Trains each setting once, for fewer epochs than the recipe."""
-    recipe = find("o3-inertia")
+    """Trains each setting once, for fewer epochs than the recipe has."""
     size, epochs = ("smoke", 1) if quick else ("cpu", 30)
     rows = (4, 8) if quick else (16, 64, 128)
     settings = dict(BASELINES)
@@ -33,8 +32,8 @@ def run(*, quick: bool) -> Report:
     }  # fmt: skip
     results = {}
     for name, fields in settings.items():
-        chosen = recipe.chosen(size=size, epochs=epochs, **fields)
-        result = chosen.trainer(devices=1, progress=False).fit()
+        trainer = O3Inertia(size=size, epochs=epochs, **fields).trainer(devices=1, progress=False)
+        result = trainer.fit()
         results[name] = (
             result.metrics["error"],
             result.metrics["violation/O(3)"],
@@ -74,11 +73,11 @@ def run(*, quick: bool) -> Report:
                 best is not None and not better,
             ),
         ],
-        plots={"sweep": _picture(results)},
+        plots={"sweep": _draw_picture(results)},
     )
 
 
-def _picture(results: dict[str, tuple[float, float, float]]) -> Figure:
+def _draw_picture(results: dict[str, tuple[float, float, float]]) -> Figure:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for name, (error, violation, _) in results.items():

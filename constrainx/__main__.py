@@ -1,5 +1,5 @@
 """`python -m constrainx`."""
 
-from constrainx.cli._commands import main
+from constrainx.cli import main
 
 main()

@@ -1,26 +1,23 @@
-"""All methods of a recipe, several seeds, one table beside the paper's figures."""
+"""Several methods of a recipe, several seeds, one table beside the paper's figures."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import platform
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 from rich.console import Console
-from rich.table import Table
 
 from constrainx.errors import UserError
-from constrainx.recipes._recipe import Recipe
-from constrainx.trainers import Result
-
-Results = dict[str, list[dict[str, Any]]]
+from constrainx.recipes._continue import continue_run
+from constrainx.recipes._recipe import OVERSIGHT, Recipe
+from constrainx.recipes._result import write_result
+from constrainx.recipes._tables import Grid, Results, tabulate_published, tabulate_results
 
 
 class ComparisonError(UserError, ValueError):
@@ -32,45 +29,46 @@ class Comparison:
     """Which recipe, which methods, which seeds.
 
     Attributes:
-        recipe: the class.
-        methods: names of its methods.
-        seeds: from 0 up to this.
-        size: of the recipe.
-        fields: other fields, the same for all.
-        out: one folder a run goes here, and the table.
+        recipe: what all runs have in common; its method and seed are replaced.
+        methods: names of its methods; those that the recipe wants compared if empty.
+        seeds: how many, from 0 on.
+        out: the folder for the runs, one folder each, and for the table.
     """
 
-    recipe: type[Recipe]
-    methods: Sequence[str]
-    seeds: int
-    size: str
-    fields: Mapping[str, Any]
+    recipe: Recipe
+    methods: Sequence[str] = ()
+    seeds: int = 1
     out: pathlib.Path
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
-            raise ComparisonError(f"--seeds must be at least 1, got {self.seeds}.")
-        for method in self.methods:
-            self.recipe.chosen(method=method, size=self.size, **self.fields)
+            raise ComparisonError(f"`seeds` must be at least 1, got {self.seeds}.")
+        methods = self.methods or self.recipe.compared or tuple(self.recipe.methods)
+        object.__setattr__(self, "methods", tuple(methods))
+        for method in methods:
+            self.recipe.but(method=method)  # raises now if there is no such method
 
-    def run(self, console: Console) -> Results:
-        """Trains whatever is not there yet, and writes the table.
+    def run(self, console: Console) -> Results | None:
+        """Trains what has no result yet, and prints and writes the table.
 
-        A run that was interrupted goes on where it was; one that ended is not repeated.
+        A run that was interrupted continues where it was; one that has ended is not repeated.
+
+        Returns:
+            One record for each method and seed; None if a run was asked to stop.
         """
         results: Results = {method: [] for method in self.methods}
         for method in self.methods:
             for seed in range(self.seeds):
-                result = self._one(method, seed)
+                result = self._train(method, seed)
                 if result is None:
-                    raise SystemExit(0)
+                    return None
                 results[method].append(result)
-        for table in self.tables(results):
-            console.print(table)
-        for remark in self._chosen.remarks(results):
-            console.print(remark, highlight=False)
+        for grid in self.tabulate(results):
+            console.print(grid.draw())
+        for remark in self.recipe.remarks(results):
+            console.print(remark, highlight=False, markup=False)
         self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / "compare.md").write_text(self.markdown(results))
+        (self.out / "compare.md").write_text(self.write_markdown(results))
         (self.out / "compare.json").write_text(json.dumps(self._record(results), indent=1) + "\n")
         return results
 
@@ -78,118 +76,60 @@ class Comparison:
         """The folders of all runs."""
         return [self._folder(m, seed) for m in self.methods for seed in range(self.seeds)]
 
+    def tabulate(self, results: Results) -> list[Grid]:
+        """The table of the results and, if the paper has the same figures, one of those."""
+        metrics = (name for runs in results.values() for run in runs for name in run["metrics"])
+        headings = self.recipe.figures or {name: name for name in metrics}
+        ours = tabulate_results(self._title, results, headings)
+        theirs = tabulate_published(self.recipe.published, results, headings)
+        return [ours] if theirs is None else [ours, theirs]
+
+    def write_markdown(self, results: Results) -> str:
+        """The tables for the docs, which include this text."""
+        remarks = [f"{remark}\n" for remark in self.recipe.remarks(results)]
+        tables = [grid.write() for grid in self.tabulate(results)]
+        return "\n".join([*tables, *remarks, describe_machine()]) + "\n"
+
     def _folder(self, method: str, seed: int) -> pathlib.Path:
         return self.out / f"{method}-seed{seed}"
 
-    def _one(self, method: str, seed: int) -> dict[str, Any] | None:
-        """The result of one run, or None if it was asked to stop."""
+    def _train(self, method: str, seed: int) -> dict[str, Any] | None:
+        """The result of one run; None if it was asked to stop."""
         folder = self._folder(method, seed)
         path = folder / "result.json"
-        recipe = self.recipe.chosen(method=method, size=self.size, seed=seed, **self.fields)
+        recipe = self.recipe.but(method=method, seed=seed)
         if path.exists():
             stored = json.loads(path.read_text())
-            wanted = json.loads(json.dumps(recipe.config))
-            if stored["config"] != wanted:
+            if _drop_oversight(stored["config"]) != _drop_oversight(recipe.config):
                 raise ComparisonError(
-                    f"{folder} has a run with other settings. Choose another folder with --out."
+                    f"{folder} has a run with other settings. Choose another folder with `--out`."
                 )
             return stored
-        trainer = recipe.trainer(run=folder)
-        if folder.exists():
+        if (folder / "config.json").exists():
+            trainer = continue_run(folder, recipe)
             trainer.restore(fallback=True, or_start=True)
-        result = trainer.fit()
-        return write_result(folder, recipe, result)
-
-    def tables(self, results: Results) -> list[Table]:
-        """For a terminal: ours, and the paper's."""
-        tables = []
-        for title, headings, rows in self._content(results):
-            table = Table(title=title, title_justify="left")
-            for index, heading in enumerate(headings):
-                table.add_column(heading, justify="right" if index else "left")
-            for row in rows:
-                table.add_row(*row)
-            tables.append(table)
-        return tables
-
-    def markdown(self, results: Results) -> str:
-        """For the docs, which include this file."""
-        parts = []
-        for title, headings, rows in self._content(results):
-            lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
-            body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-            parts.append(f"{title}.\n\n{body}\n")
-        parts += [f"{remark}\n" for remark in self._chosen.remarks(results)]
-        return "\n".join([*parts, machine()]) + "\n"
+        else:
+            trainer = recipe.trainer(run=folder)
+        return write_result(folder, recipe, trainer.fit())
 
     @property
     def _title(self) -> str:
         plural = "s" if self.seeds > 1 else ""
-        return f"{self.recipe.name}, size {self.size}, {self.seeds} seed{plural}, mean ± std"
-
-    def _content(self, results: Results) -> list[tuple[str, list[str], list[list[str]]]]:
-        """Titles, headings and rows: ours, and the paper's, if it has any."""
-        names = self.recipe.figures
-        ours = [
-            [
-                method,
-                *(_spread(r["metrics"][name] for r in found) for name in names),
-                f"{statistics.mean(r['seconds'] for r in found):.0f} s",
-            ]
-            for method, found in results.items()
-        ]
-        content = [(self._title, ["method", *names.values(), "time"], ours)]
-        published = self._published
-        known = [name for name in names if any(name in row for row in published.values())]
-        if known:
-            theirs = [
-                [method, *(published[method].get(name, "") for name in known)]
-                for method in results
-                if method in published
-            ]
-            headings = ["method", *(names[name] for name in known)]
-            content.append(("The paper's figures", headings, theirs))
-        return content
-
-    @property
-    def _published(self) -> Mapping[str, Mapping[str, str]]:
-        return self._chosen.published
-
-    @property
-    def _chosen(self) -> Recipe:
-        return self.recipe.chosen(size=self.size, **self.fields)
+        recipe = self.recipe
+        return f"{recipe.name}, size {recipe.size}, {self.seeds} seed{plural}, mean ± std"
 
     def _record(self, results: Results) -> dict[str, Any]:
         return {
             "recipe": self.recipe.name,
-            "size": self.size,
+            "size": self.recipe.size,
             "seeds": self.seeds,
-            "machine": machine(),
-            "paper": {name: dict(row) for name, row in self._published.items()},
+            "machine": describe_machine(),
+            "paper": {name: dict(row) for name, row in self.recipe.published.items()},
             "results": results,
         }
 
 
-def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[str, Any] | None:
-    """Measures, draws and notes down how a run ended; nothing, if it is to go on."""
-    if result.reason.startswith("asked"):
-        return None
-    metrics = {**result.metrics, **recipe.measure(result.model)}
-    if jax.process_index() == 0:
-        recipe.draw(result.model, folder / "picture.png")
-    record = {
-        "config": json.loads(json.dumps(recipe.config)),
-        "reason": result.reason,
-        "step": result.step,
-        "metrics": metrics,
-        "seconds": result.seconds,
-    }
-    if jax.process_index() == 0:
-        (folder / "result.json").write_text(json.dumps(record, indent=1) + "\n")
-    return record
-
-
-def machine() -> str:
+def describe_machine() -> str:
     """What the figures were measured on."""
     devices = jax.devices()
     what = f"{len(devices)} × {devices[0].device_kind}"
@@ -198,9 +138,6 @@ def machine() -> str:
     return f"Measured on {what}, jax {jax.__version__}."
 
 
-def _spread(values: Iterable[float]) -> str:
-    listed = list(values)
-    mean = statistics.mean(listed)
-    if len(listed) == 1 or not math.isfinite(mean):
-        return f"{mean:.3g}"
-    return f"{mean:.3g} ± {statistics.stdev(listed):.2g}"
+def _drop_oversight(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in config.items() if name not in OVERSIGHT}
+    return json.loads(json.dumps(kept))

@@ -4,65 +4,68 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import difflib
-import importlib
-import importlib.util
-import inspect
 import math
 import pathlib
-import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
-from types import ModuleType
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
-from constrainx.errors import UserError
+from constrainx.recipes._resolve import CHOICES, RecipeError, Resolving
 from constrainx.runtime import Callback, Keep
 from constrainx.step import Lagrangian, Method, MethodName, Penalty, as_method
 from constrainx.trainers import Devices, Logging, OnNonFinite, Precision, RunFolder, Trainer
 
 Size: TypeAlias = Literal["smoke", "cpu", "full"]
-SIZES: tuple[Size, ...] = ("smoke", "cpu", "full")
-# Where a run takes place; it may go on elsewhere.
+# Where a run takes place. It may continue elsewhere, so a run's config does not hold these.
 PLACE = ("devices", "fsdp")
-
-
-class RecipeError(UserError, ValueError):
-    """There is no such recipe, or it cannot be used like this."""
+# What is logged and saved, and what happens when something goes wrong. A run may continue with
+# other values, because they do not change what is computed.
+OVERSIGHT = ("log_every", "save_every", "keep", "on_nonfinite", "on_save_error")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe(abc.ABC):
-    """What to train, on what, and how; subclass it and write `trainer`.
+class Recipe(abc.ABC, metaclass=Resolving):
+    """What to train, on what, and how: subclass it and write `trainer`.
 
-    Class attributes say what there is to choose from. ``methods``, ``sizes`` and ``presets`` are
-    the fields that each choice sets; a field that is given by hand wins over them.
+    A recipe has every field set to what will run. ``O3Inertia(method="plain", size="smoke",
+    width=8)`` first takes the fields of its preset, then those of the method "plain", then those of
+    the size "smoke", and then ``width``, which was given by hand. `but` makes another recipe from
+    the same words: ``recipe.but(method="penalty")``.
+
+    Class attributes say what there is to choose from:
+
+    - ``name``: what the command line calls the recipe.
+    - ``methods``: the fields that each method sets. The first method is the default.
+    - ``sizes`` and ``presets``: the fields that each of these sets.
+    - ``compared``: the methods that ``constrainx compare`` trains; all if left out.
+    - ``figures``: the metrics to put in the table of a comparison, with their headings; all metrics
+      if left out.
 
     Attributes:
         method: which of the recipe's methods trains the network.
         size: "smoke" takes seconds, "cpu" minutes on two cores, "full" is for GPUs.
-        preset: "ours", or "paper" to follow the paper as far as it can be followed.
+        preset: "ours", or "paper" to follow the paper as closely as possible.
         seed: of data, network and training.
-        devices: how many to use; None for all.
+        devices: how many devices to use; all if None.
         fsdp: how many devices share each large parameter.
         precision: of the forward and backward pass.
-        accumulate: gradients in so many parts.
-        ema: the decay of an average of the parameters, with which to evaluate.
+        accumulate: split each batch into this many parts and add up their gradients.
+        ema: decay of a moving average of the parameters, which is used for evaluation.
         log_every: steps between logs.
-        save_every: steps between checkpoints; None for one at the end.
-        keep: which checkpoints stay.
-        on_nonfinite: what to do at a step that is not finite.
+        save_every: steps between checkpoints; only one at the end if None.
+        keep: which checkpoints to keep.
+        on_nonfinite: what to do when a step is not finite.
         on_save_error: what to do when a checkpoint cannot be written.
     """
 
     name: ClassVar[str]
-    methods: ClassVar[Mapping[str, Mapping[str, Any]]]
-    compared: ClassVar[Sequence[str]]
+    methods: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
+    compared: ClassVar[Sequence[str]] = ()
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    figures: ClassVar[Mapping[str, str]]
+    figures: ClassVar[Mapping[str, str]] = {}
 
-    method: str
+    method: str = ""
     size: Size = "full"
     preset: Literal["ours", "paper"] = "ours"
     seed: int = 0
@@ -76,11 +79,9 @@ class Recipe(abc.ABC):
     keep: Keep = dataclasses.field(default_factory=Keep)
     on_nonfinite: OnNonFinite = "stop"
     on_save_error: Literal["stop", "continue"] = "stop"
-
-    def __post_init__(self) -> None:
-        _check_choice("method", self.method, self.methods, owner=self.name)
-        _check_choice("size", self.size, SIZES, owner=self.name)
-        _check_choice("preset", self.preset, ("ours", "paper"), owner=self.name)
+    # The fields that were given by hand. It is a field because `dataclasses.replace` hands on
+    # fields and nothing else.
+    _given: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @abc.abstractmethod
     def trainer(self, **options: Any) -> Trainer:
@@ -88,54 +89,42 @@ class Recipe(abc.ABC):
 
     @property
     def published(self) -> Mapping[str, Mapping[str, str]]:
-        """The paper's figures, by method and name, as they are printed there."""
+        """The paper's figures, by method and metric, as printed there."""
         return {}
 
     def measure(self, model: Any) -> dict[str, float]:  # noqa: ARG002
-        """Figures of the trained model that are too dear for every evaluation."""
+        """Measures what is too expensive for every evaluation, once, on the trained model."""
         return {}
 
-    def draw(self, model: Any, path: pathlib.Path) -> None:  # noqa: B027
-        """Draws what the trained model has learnt, if there is something to see."""
+    def draw(self, model: Any, path: pathlib.Path) -> None:
+        """Draws what the trained model has learned, if there is something to see."""
 
     def remarks(self, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:  # noqa: ARG002
-        """Sentences below the table of a comparison, such as a test of significance.
+        """Sentences to print below the table of a comparison, such as a test of significance.
 
         Args:
-            results: by method, one for each seed, with their ``metrics`` and ``seconds``.
+            results: for each method a list with one entry per seed, which has the keys ``metrics``
+                and ``seconds``.
         """
         return []
 
-    @classmethod
-    def chosen(
-        cls, *, method: str | None = None, size: str = "full", preset: str = "ours", **fields: Any
-    ) -> Any:
-        """The recipe with what method, size and preset stand for, and other fields by hand.
+    def but(self, **fields: Any) -> Self:
+        """The same recipe except for some fields; a new method, size or preset takes full effect.
 
-        Example:
-            ``O3Inertia.chosen(size="smoke", method="plain", seed=3)``
+        ``O3Inertia(width=8).but(method="plain")`` is ``O3Inertia(width=8, method="plain")``.
         """
-        method = next(iter(cls.methods)) if method is None else method
-        _check_choice("method", method, cls.methods, owner=cls.name)
-        _check_choice("size", size, SIZES, owner=cls.name)
-        _check_choice("preset", preset, ("ours", "paper"), owner=cls.name)
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in fields:
-            _check_choice("field", name, known, owner=cls.name)
-        # A size makes the network and the data smaller, whatever the method asks for.
-        layers = [
-            cls.presets.get(preset, {}),
-            cls.methods[method],
-            cls.sizes.get(size, {}),
-            {"method": method, "size": size, "preset": preset},
-            fields,
-        ]
-        return cls(**{name: value for layer in layers for name, value in layer.items()})
+        return type(self)(**{**self._given, **fields})
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """The fields that can be given, in order."""
+        return tuple(field.name for field in dataclasses.fields(cls) if field.name != "_given")
 
     def settings(
         self,
         *,
         run: pathlib.Path | str | None = None,
+        config: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = True,
     ) -> dict[str, Any]:
@@ -143,12 +132,13 @@ class Recipe(abc.ABC):
 
         Args:
             run: the folder of the run; None for none.
+            config: what its config.json holds; that of the recipe by default.
             callbacks: who listens.
             progress: whether to show a bar.
         """
         folder = RunFolder(
             "" if run is None else run,
-            config=self.config,
+            config=self.config if config is None else config,
             save_every=self.save_every,
             keep=self.keep,
             on_save_error=self.on_save_error,
@@ -171,113 +161,43 @@ class Recipe(abc.ABC):
 
     @property
     def config(self) -> dict[str, Any]:
-        """All that defines the run, and nothing about where it takes place."""
+        """Everything that defines the run, without where it takes place."""
         fields = dataclasses.asdict(self)
-        kept = {name: value for name, value in fields.items() if name not in PLACE}
-        return {"recipe": source_of(type(self)), **kept}
+        kept = {name: fields[name] for name in fields if name not in (*PLACE, "_given")}
+        return {"recipe": self._source(), **kept}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], **place: Any) -> Any:
-        """The recipe of a run, for other devices perhaps."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(config) - known - {"recipe"})
+    def from_config(cls, config: Mapping[str, Any], **fields: Any) -> Self:
+        """Rebuilds the recipe of a run.
+
+        Args:
+            config: the content of the run's config.json.
+            fields: fields to change, such as ``devices``.
+        """
+        known = cls.field_names()
+        unknown = sorted({*config} - {*known, "recipe"})
         if unknown:
             raise RecipeError(
-                f"the run's config.json has fields that {cls.name!r} does not know: {unknown}. It "
+                f"the run's config.json has fields that {cls.name!r} does not have: {unknown}. It "
                 "was written by another version of the recipe."
             )
-        fields = {name: value for name, value in config.items() if name in known}
-        if isinstance(fields.get("keep"), Mapping):
-            fields["keep"] = Keep(**fields["keep"])
-        return cls(**{**fields, **place})
+        chosen = cls(**{name: config[name] for name in CHOICES if name in config})
+        stored = {
+            name: _restore_type(getattr(chosen, name), value)
+            for name, value in config.items()
+            if name in known
+        }
+        # A config does not tell what was given by hand: take what differs from the words chosen.
+        return chosen.but(
+            **{name: value for name, value in stored.items() if value != getattr(chosen, name)}
+        ).but(**fields)
 
-
-def all_recipes() -> dict[str, type[Recipe]]:
-    """The recipes that come with the package, by name."""
-    from constrainx import recipes
-
-    found = {}
-    for module in pkgutil.iter_modules(recipes.__path__):
-        if module.name.startswith("_"):
-            continue
-        for recipe in _recipes_in(importlib.import_module(f"{recipes.__name__}.{module.name}")):
-            found[recipe.name] = recipe
-    return dict(sorted(found.items()))
-
-
-def find(name: str) -> type[Recipe]:
-    """A recipe by its name, or by the file that it is in.
-
-    Raises:
-        RecipeError: there is none; with the nearest name that there is.
-    """
-    if name.endswith(".py"):
-        return _from_file(pathlib.Path(name))
-    recipes = all_recipes()
-    if name not in recipes:
-        near = difflib.get_close_matches(name, recipes, n=1, cutoff=0.0)
-        raise RecipeError(
-            f"there is no recipe {name!r}. Did you mean {near[0]!r}? `constrainx list` shows all; "
-            "your own goes by its file, such as my_recipe.py."
-        )
-    return recipes[name]
-
-
-def summary(recipe: type[Recipe]) -> str:
-    """What it shows, in one line: the first of its module's docstring."""
-    text = inspect.getdoc(sys.modules[recipe.__module__]) or inspect.getdoc(recipe) or ""
-    return text.splitlines()[0] if text else ""
-
-
-def source_of(recipe: type[Recipe]) -> str:
-    """How to find the recipe again: its name, or the file that it is in."""
-    module = sys.modules[recipe.__module__]
-    if recipe.__module__.startswith("constrainx.recipes."):
-        return recipe.name
-    return str(pathlib.Path(module.__file__ or "").absolute())
-
-
-def _from_file(path: pathlib.Path) -> type[Recipe]:
-    if not path.is_file():
-        near = difflib.get_close_matches(
-            path.name, [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else [],
-            n=1, cutoff=0.4,
-        )  # fmt: skip
-        hint = f" Did you mean {path.parent / near[0]}?" if near else ""
-        raise RecipeError(f"there is no file {path}.{hint}")
-    name = f"constrainx_user_recipe_{path.stem}"
-    specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[name] = module
-    specification.loader.exec_module(module)
-    found = _recipes_in(module)
-    if len(found) != 1:
-        raise RecipeError(
-            f"{path} must define one subclass of `constrainx.recipe.Recipe`, found "
-            f"{[recipe.__name__ for recipe in found] or 'none'}."
-        )
-    return found[0]
-
-
-def _recipes_in(module: ModuleType) -> list[type[Recipe]]:
-    return [
-        item
-        for item in vars(module).values()
-        if isinstance(item, type)
-        and issubclass(item, Recipe)
-        and item.__module__ == module.__name__
-        and not inspect.isabstract(item)
-    ]
-
-
-def _check_choice(field: str, value: Any, choices: Any, *, owner: str) -> None:
-    if value in choices:
-        return
-    near = difflib.get_close_matches(str(value), map(str, choices), n=1, cutoff=0.0)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise RecipeError(f"{owner} has no {field} {value!r}: use one of {list(choices)}.{hint}")
+    @classmethod
+    def _source(cls) -> str:
+        """How `find` gets this class again: its name, or the file that it is in."""
+        if cls.__module__.startswith("constrainx.recipes."):
+            return cls.name
+        return str(pathlib.Path(sys.modules[cls.__module__].__file__ or "").absolute())
 
 
 def weigh_method(name: MethodName, weight: float) -> Method:
@@ -288,5 +208,14 @@ def weigh_method(name: MethodName, weight: float) -> Method:
 
 
 def steps_of(*, epochs: float, examples: int, batch: int) -> int:
-    """So many passes over the data, in steps."""
+    """How many steps this many passes over the data take."""
     return max(1, math.ceil(epochs * examples / batch))
+
+
+def _restore_type(example: Any, value: Any) -> Any:
+    """Undoes what JSON does to tuples and dataclasses."""
+    if dataclasses.is_dataclass(example) and isinstance(value, Mapping):
+        return dataclasses.replace(example, **value)  # type: ignore[type-var]
+    if isinstance(example, tuple) and isinstance(value, list):
+        return tuple(value)
+    return value

@@ -1,18 +1,18 @@
-"""Score models that are the gradient of something: symmetric Jacobians in the plane.
+"""Score models in the plane that are gradients, because their Jacobians are symmetric.
 
     constrainx compare conservative-score --size cpu --dataset spirals
 
-After Chao et al. (QCSBM, 2022): 50,000 points of eight Gaussians, two spirals or a checkerboard,
-noise σ(t) = 0.1 · 30ᵗ. "usbm" is plain denoising score matching, "qcsbm" adds
-0.1 σ²(tr JJᵀ − tr JJ) to the loss, "nullspace" constrains J = Jᵀ. Over ten levels of noise:
-Asym = ½‖J − Jᵀ‖², NAsym = ‖J − Jᵀ‖² / 4‖J‖², score error ½‖s* − s‖² with s* the exact score of the
-noisy data; NLL in bits a dimension by the probability-flow equation, at the smallest level, with
-the exact density at the largest as its prior. The original code has its oracle one level of noise
-off, and kernels on points that are noisy already; this is the metric as it is defined, so the
-paper's figures are for orientation only: Asym 2.7e-3, 3.4e-3 and 4.3e-3, NLL 3.70, 3.53 and 3.69 on
-the three data sets. A data set takes three minutes on two idle cores. On spirals, ours has Asym
-7e-3 and NLL 3.31, against 0.57 and 3.61 for "usbm", 0.29 and 3.59 for "qcsbm"; docs/recipes.md has
-the others.
+The experiment of Chao et al. (QCSBM, 2022): 50,000 points from eight Gaussians, two spirals or a
+checkerboard, with noise σ(t) = 0.1 · 30ᵗ. "usbm" is plain denoising score matching, "qcsbm" adds
+0.1 σ²(tr JJᵀ − tr JJ) to the loss, "nullspace" constrains J = Jᵀ. Metrics over ten levels of noise
+are Asym = ½‖J − Jᵀ‖², NAsym = ‖J − Jᵀ‖² / 4‖J‖², and the score error ½‖s* − s‖², where s* is the
+exact score of the noisy data. NLL, in bits per dimension, comes from the probability-flow equation
+at the smallest level, with the exact density at the largest level as its prior. The original code
+evaluates its oracle one level of noise off, with kernels on points that are noisy already. Here the
+metric is as defined, so the paper's figures are only a rough guide: Asym 2.7e-3, 3.4e-3 and 4.3e-3,
+NLL 3.70, 3.53 and 3.69 on the three data sets. A data set takes three minutes on two idle cores. On
+spirals, "nullspace" has Asym 7e-3 and NLL 3.31, against 0.57 and 3.61 for "usbm", 0.29 and 3.59 for
+"qcsbm"; docs/recipes.md has the others.
 """
 
 from __future__ import annotations
@@ -52,19 +52,20 @@ class ConservativeScore(Recipe):
     """A score network with a symmetric Jacobian.
 
     Attributes:
-        dataset: which points.
-        steps: of training.
-        examples: how many points.
-        batch: examples a step.
-        learning_rate: of Adam, after the gradient was clipped to norm 1.
+        dataset: which distribution of points.
+        steps: the number of training steps.
+        examples: the number of training points.
+        batch: examples per step.
+        learning_rate: of Adam, which gets gradients clipped to norm 1.
         quasi: the weight of QCSBM's regulariser.
         constrained_by: how the constraint acts.
-        rows: of the constraint, each the norm over batch / rows examples; 0 for one row.
+        rows: of the constraint; each is the norm over batch / rows examples; 0 means one row.
         placement: whether updates or gradients are projected.
-        gamma: the pull to the constraint; for gradients it counts times the learning rate.
-        free: the part of training before the constraint acts.
-        weighted: whether an example counts times its σ², which is how the loss weighs it, too.
-        points: how many test points metrics are measured on, at each level.
+        gamma: how strongly steps pull towards the constraint; if gradients are projected, it is
+            multiplied by the learning rate.
+        free: the fraction of training before the constraint acts.
+        weighted: whether to weight an example by its σ², as the loss does.
+        points: the number of test points for metrics, at each level.
     """
 
     name: ClassVar[str] = "conservative-score"
@@ -84,7 +85,6 @@ class ConservativeScore(Recipe):
         "asym": "Asym", "nasym": "NAsym", "score error": "score error", "nll": "NLL",
     }  # fmt: skip
 
-    method: str = "nullspace"
     dataset: Literal["8gaussian", "spirals", "checkerboard"] = "8gaussian"
     steps: int = 100_000
     examples: int = 50_000
@@ -113,7 +113,7 @@ class ConservativeScore(Recipe):
             method=self.constrained_by,
             augment=NOISE.added,
             evaluation=Evaluation(
-                data.arrays(_noisy(test, rng), batch=min(1000, self.points)),
+                data.arrays(_add_noise(test, rng), batch=min(1000, self.points)),
                 metrics={
                     "asym": _of_jacobian(matching.asymmetry),
                     "nasym": _of_jacobian(matching.normalised_asymmetry),
@@ -147,7 +147,7 @@ class ConservativeScore(Recipe):
         return {"nullspace": figures["paper"], **figures}
 
     def measure(self, model: Any) -> dict[str, float]:
-        """Score error and likelihood, on points that were not trained on."""
+        """Measures score error and likelihood on new points."""
         rng = np.random.default_rng([self.seed, 9])
         kernels = jnp.asarray(sample(self.dataset, rng, min(self.examples, 10 * self.points)))
         test = sample(self.dataset, rng, self.points)
@@ -157,8 +157,8 @@ class ConservativeScore(Recipe):
         }
 
     def draw(self, model: Any, path: pathlib.Path) -> None:
-        """Samples, the score field and the asymmetry, side by side."""
-        _picture(model, self, path)
+        """Draws samples, the score field and the asymmetry, side by side."""
+        _draw_picture(model, self, path)
 
     def _loss(self, model: Any, batch: dict[str, Array]) -> Array:
         losses = matching.denoising_loss(model, batch)
@@ -226,7 +226,7 @@ def score_error(model: Any, kernels: Array, test: np.ndarray, rng: np.random.Gen
 def negative_log_likelihood(
     model: Any, kernels: Array, test: np.ndarray, rng: np.random.Generator
 ) -> float:
-    """Bits a dimension at the smallest level of noise."""
+    """Bits per dimension at the smallest level of noise."""
     x = test + NOISE.smallest * rng.normal(size=test.shape).astype(np.float32)
 
     def log_prior(x: Array) -> Array:
@@ -239,8 +239,8 @@ def negative_log_likelihood(
     return float(-jnp.mean(log_density(jnp.asarray(x))) / (2 * math.log(2)))
 
 
-def _noisy(points: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Each point with noise of each level."""
+def _add_noise(points: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Every point at every level of noise."""
     sigma = np.tile(np.asarray(NOISE.levels(LEVELS), np.float32), len(points))
     noise = rng.normal(size=(len(sigma), 2)).astype(np.float32)
     noisy = np.repeat(points, LEVELS, axis=0) + sigma[:, None] * noise
@@ -251,7 +251,7 @@ def _of_jacobian(figure: Callable[[Array], Array]) -> Callable[[Any, Any], Array
     return lambda model, batch: figure(matching.jacobians(model, batch["noisy"], batch["sigma"]))
 
 
-def _picture(model: Any, recipe: ConservativeScore, path: pathlib.Path) -> None:
+def _draw_picture(model: Any, recipe: ConservativeScore, path: pathlib.Path) -> None:
     rng = np.random.default_rng([recipe.seed, 10])
     points = sample(recipe.dataset, rng, 4000)
     reach = 1.15 * np.abs(points).max()
@@ -287,7 +287,7 @@ def _picture(model: Any, recipe: ConservativeScore, path: pathlib.Path) -> None:
 
 
 def _flow_down(model: Any, x: Array, levels: Array) -> Array:
-    """The probability-flow equation from the first level to the last, by Heun's method."""
+    """Solves the probability-flow equation from the first level to the last by Heun's method."""
 
     def velocity(x: Array, sigma: Array) -> Array:
         return -sigma * model(x, jnp.broadcast_to(sigma, x.shape[:1]))

@@ -1,17 +1,18 @@
-"""The moment of inertia of five particles, learnt by a network that does not know about rotations.
+"""The moment of inertia of five particles, learned by a network that knows nothing of rotations.
 
     constrainx train o3-inertia
     constrainx compare o3-inertia --size cpu --seeds 3
 
-The task of Finzi et al. (EMLP, 2021): masses m and positions r, all N(0, 1), masses through a
-softplus; the target is the tensor Σ m (‖r‖² I − r rᵀ), which turns with the particles. The
-constraint is f(R r) = R f(r) Rᵀ for all R in O(3), on top of augmentation by random rotations and
-reflections. Test error is the mean squared error over the nine entries; violation the mean of
-‖f(R r) − R f(r) Rᵀ‖², a sum over the nine entries, on the test set. The paper has 0.11 and 0.18 for
-the null space, 0.13 and 0.36 for augmentation; it does not say how they are normalised, so they can
-be compared with each other, but not with ours. Three seeds, 40 s a run on two idle cores: 0.095
-and 0.32 for "nullspace", 0.123 and 0.89 for "augmentation", 0.117 and 0.88 for "paper". In the same
-time, more epochs of augmentation do better still; docs/recipes.md has the table.
+The task of Finzi et al. (EMLP, 2021). Inputs are masses m and positions r, all drawn from N(0, 1),
+the masses passed through a softplus. The target is the tensor Σ m (‖r‖² I − r rᵀ), which rotates
+with the particles. The constraint is f(R r) = R f(r) Rᵀ for all R in O(3); training also augments
+the data with random rotations and reflections. The test error is the mean squared error over the
+nine entries, and the violation is the mean of ‖f(R r) − R f(r) Rᵀ‖² over the test set, where the
+norm sums over the nine entries. The paper reports 0.11 and 0.18 for the null space, 0.13 and 0.36
+for augmentation. It does not say how these are normalised, so they can be compared with each other
+but not with ours. Ours, over three seeds at 40 s a run on two idle cores: 0.095 and 0.32 for
+"nullspace", 0.123 and 0.89 for "augmentation", 0.117 and 0.88 for "paper". Given the same time,
+augmentation for more epochs does even better; docs/recipes.md has the table.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ class O3Inertia(Recipe):
         epochs: passes over the training data.
         examples: the number of training points.
         tests: the number of test points.
-        batch: examples a step.
+        batch: examples per step.
         learning_rate: of Adam, decayed to zero by a cosine.
         width: of the three hidden layers.
-        augmentation: whether each example is turned at random in each step.
+        augmentation: whether to rotate or reflect each example at random in each step.
         constrained_by: how the constraint acts.
-        reduce: "norm" for rows that are norms over groups of examples, or "mean".
-        rows: how many, for "norm"; each is over batch / rows examples.
-        fresh: whether the constraint is on points drawn anew in each step, as it needs no labels,
-            instead of those of the batch.
-        gamma: the pull to the constraint; counts times the learning rate.
-        weight: of penalty and Lagrangian.
-        longer: how many times as many epochs, so that a method takes the time of "nullspace".
+        reduce: "norm" makes each row the norm over a group of examples; "mean" averages over all.
+        rows: how many rows "norm" has; each covers batch / rows examples.
+        fresh: whether to draw new points for the constraint in each step, since it needs no labels,
+            instead of using those of the batch.
+        gamma: how strongly steps pull towards the constraint; multiplied by the learning rate.
+        weight: of the penalty or the Lagrangian.
+        longer: multiplies the epochs, to give a method as much time as "nullspace" takes.
     """
 
     name: ClassVar[str] = "o3-inertia"
@@ -75,14 +76,12 @@ class O3Inertia(Recipe):
         "penalty-strong": {"constrained_by": "penalty", "weight": 0.03, "longer": 1.6},
         "lagrangian": {"constrained_by": "lagrangian", "weight": 1e-5, "longer": 1.6},
     }
-    compared: ClassVar = tuple(methods)
     sizes: ClassVar = {
         "smoke": {"epochs": 2, "examples": 256, "tests": 100, "width": 16, "batch": 32, "rows": 8}
     }
     presets: ClassVar = {"paper": PAPER}
     figures: ClassVar = {"error": "test error", "violation/O(3)": "violation"}
 
-    method: str = "nullspace"
     epochs: int = 100
     examples: int = 5000
     tests: int = 2000
@@ -135,7 +134,7 @@ class O3Inertia(Recipe):
         }
 
     def constraint(self) -> Equivariance:
-        """The network turns with the particles."""
+        """The output rotates with the particles."""
         return Equivariance(
             GROUP,
             input=INPUT,
@@ -150,19 +149,19 @@ class O3Inertia(Recipe):
     def _drawn(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
         """What a step sees: examples, and the points at which the constraint must hold."""
         turn_key, point_key = jax.random.split(key)
-        x = turned(batch["x"], turn_key) if self.augmentation else batch["x"]
+        x = rotate_at_random(batch["x"], turn_key) if self.augmentation else batch["x"]
         return {"x": x, "constrained": jax.random.normal(point_key, x.shape) if self.fresh else x}
 
 
 def inertia(x: Float[Array, "batch 20"]) -> Float[Array, "batch 9"]:
-    """The tensor Σ m (‖r‖² I − r rᵀ), flat."""
+    """The tensor Σ m (‖r‖² I − r rᵀ), flattened."""
     mass = jax.nn.softplus(x[:, :PARTICLES])
     r = x[:, PARTICLES:].reshape(-1, PARTICLES, 3)
     spread = jnp.einsum("bp,bpi,bpi->b", mass, r, r)[:, None, None] * jnp.eye(3)
     return (spread - jnp.einsum("bp,bpi,bpj->bij", mass, r, r)).reshape(-1, 9)
 
 
-def turned(x: Float[Array, "batch 20"], key: Array) -> Float[Array, "batch 20"]:
-    """Each example turned by a random rotation or reflection of its own."""
+def rotate_at_random(x: Float[Array, "batch 20"], key: Array) -> Float[Array, "batch 20"]:
+    """Applies a random rotation or reflection to each example, a different one for each."""
     turns = GROUP.sample(key, len(x))
     return jax.vmap(lambda g, example: INPUT(GROUP, g, example))(turns, x)

@@ -1,3 +1,3 @@
-"""`constrainx` on the command line."""
+"""`constrainx` on the command line: a file for each command or small family of commands."""
 
-from constrainx.cli._commands import main as main
+from constrainx.cli._main import main as main

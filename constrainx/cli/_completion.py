@@ -1,35 +1,58 @@
-"""Completion for the shell: commands, recipes, and the fields of each."""
+"""`constrainx completion`: a script with which a shell completes commands, recipes and options."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from constrainx.recipes import all_recipes
+import tyro
 
-Shell = Literal["bash", "zsh"]
+from constrainx.cli._arguments import list_flags
+from constrainx.cli._command import PlainCommand
+
 TAKES_RECIPE = ("train", "validate", "compare", "cp")
 
 
-def script(shell: Shell, *, commands: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
-    """A script to source: ``source <(constrainx completion bash)``.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion(PlainCommand):
+    """Print a script for the shell: source <(constrainx completion bash).
+
+    Attributes:
+        shell: which shell.
+    """
+
+    shell: tyro.conf.Positional[Literal["bash", "zsh"]]
+
+    def execute(self) -> None:
+        """Prints the script."""
+        from constrainx.cli._main import COMMANDS, load_command
+        from constrainx.recipes import all_recipes
+
+        lines = _write_function(
+            options={name: load_command(name).list_flags() for name in COMMANDS},
+            recipes={name: list_flags(recipe) for name, recipe in all_recipes().items()},
+        )
+        if self.shell == "zsh":
+            lines = ["autoload -U +X bashcompinit && bashcompinit", *lines]
+        sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _write_function(
+    *, options: Mapping[str, Sequence[str]], recipes: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """A function in bash, which zsh runs as well.
 
     Args:
-        shell: bash or zsh, which runs the same script.
-        commands: of the command line.
-        options: flags of its commands, besides the recipe's fields.
+        options: of each command.
+        recipes: the options of each recipe.
     """
-    recipes = all_recipes()
-    cases = [
-        f'    {name}) words="{" ".join(_flags(recipe))}" ;;' for name, recipe in recipes.items()
-    ]
-    extra = [f'    {name}) words="$words {" ".join(flags)}" ;;' for name, flags in options.items()]
-    lines = [
+    return [
         "_constrainx() {",
         '  local word="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" words=""',
         '  if [ "$COMP_CWORD" -eq 1 ]; then',
-        f'    COMPREPLY=($(compgen -W "{" ".join(commands)}" -- "$word")); return',
+        f'    COMPREPLY=($(compgen -W "{" ".join(options)}" -- "$word")); return',
         "  fi",
         f'  local with_recipe=" {" ".join(TAKES_RECIPE)} "',
         '  if [ "$COMP_CWORD" -eq 2 ] && [[ "$with_recipe" == *" $command "* ]]; then',
@@ -38,19 +61,12 @@ def script(shell: Shell, *, commands: Sequence[str], options: Mapping[str, Seque
         "  fi",
         '  if [[ "$word" != -* ]]; then COMPREPLY=($(compgen -f -- "$word")); return; fi',
         '  case "${COMP_WORDS[2]}" in',
-        *cases,
+        *(f'    {name}) words="{" ".join(flags)}" ;;' for name, flags in recipes.items()),
         "  esac",
         '  case "$command" in',
-        *extra,
+        *(f'    {name}) words="$words {" ".join(flags)}" ;;' for name, flags in options.items()),
         "  esac",
-        '  COMPREPLY=($(compgen -W "$words --help" -- "$word"))',
+        '  COMPREPLY=($(compgen -W "$words --help --traceback" -- "$word"))',
         "}",
         "complete -F _constrainx constrainx",
     ]
-    if shell == "zsh":
-        lines = ["autoload -U +X bashcompinit && bashcompinit", *lines]
-    return "\n".join(lines) + "\n"
-
-
-def _flags(recipe: type) -> list[str]:
-    return [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(recipe)]

@@ -1,6 +1,6 @@
-"""Runs the comparisons of docs/recipes.md, and puts their tables and pictures beside this file.
+"""Runs the comparisons in docs/recipes.md, and puts their tables and pictures beside this file.
 
-``make results`` makes all of them, ``python docs/results/make.py o3-inertia`` one.
+``make results`` runs all of them, ``python docs/results/make.py o3-inertia`` runs one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import shutil
 import subprocess
 import sys
 
+from constrainx.errors import check_choice
 from constrainx.report import write
 
 HERE = pathlib.Path(__file__).parent
 RUNS = pathlib.Path("runs/results")
-# Where the picture is, below the comparison's folder. Curves are of the first seed alone.
+# Where the picture is in the comparison's folder. Curves show the first seed alone.
 CURVES = "seed0/violation.png"
 COMMANDS = {
     "o3-inertia": (["o3-inertia", "--seeds", "3"], CURVES),
@@ -33,7 +34,9 @@ COMMANDS = {
 
 
 def main(names: list[str]) -> None:
-    """Makes those that are named, or all."""
+    """Runs the comparisons that are named, or all."""
+    for name in names:
+        check_choice("name", name, COMMANDS)
     for name in names or COMMANDS:
         arguments, picture = COMMANDS[name]
         out = RUNS / name

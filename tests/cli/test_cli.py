@@ -1,7 +1,6 @@
-"""The command line, on the real recipe at its smallest."""
+"""The commands, on real recipes at their smallest size."""
 
 import json
-import logging
 import os
 import pathlib
 import shutil
@@ -11,46 +10,9 @@ import sys
 import jax
 import pytest
 
-from constrainx.cli import _commands as cli
 from constrainx.recipes import all_recipes
 
-SMOKE = ["--size", "smoke", "--devices", "1"]
-
-
-@pytest.fixture
-def constrainx(tmp_path, monkeypatch, capsys):
-    """Runs a command in an empty folder; returns its exit code and what it wrote."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_compilation_cache", lambda: None)
-    monkeypatch.setenv("COLUMNS", "100")
-    # What a program may set for good, a test puts back.
-    logger = logging.getLogger("constrainx")
-    monkeypatch.setattr(logger, "propagate", logger.propagate)
-    monkeypatch.setattr(logger, "handlers", [*logger.handlers])
-    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["constrainx", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        written = capsys.readouterr()
-        return code, written.out + written.err
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A finished run of the recipe, to look at and to copy."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    recipe = all_recipes()["o3-inertia"].chosen(size="smoke", devices=1, save_every=8, log_every=4)
-    from constrainx.recipes import write_result
-
-    write_result(folder, recipe, recipe.trainer(run=folder, progress=False).fit())
-    return folder
+SMOKE = ("--size", "smoke", "--devices", "1")
 
 
 def test_list_names_every_recipe(constrainx):
@@ -62,7 +24,7 @@ def test_list_names_every_recipe(constrainx):
 
 
 @pytest.mark.parametrize("name", all_recipes())
-def test_train_then_resume_and_eval(constrainx, tmp_path, name):
+def test_train_then_resume(constrainx, tmp_path, name):
     run = tmp_path / "mine"
     code, text = constrainx("train", name, *SMOKE, "--run", run, "--save-every", 2)
     assert code == 0
@@ -77,7 +39,7 @@ def test_train_then_resume_and_eval(constrainx, tmp_path, name):
     recipe = all_recipes()[name]
     assert set(recipe.figures) <= set(result["metrics"])
 
-    # As a run that lost its last checkpoint: it goes on from the one before, to the same end.
+    # A run that lost its last checkpoint continues from the one before, to the same result.
     *_, before, last = sorted(int(path.name) for path in (run / "checkpoints").glob("[0-9]*"))
     assert last == result["step"]
     shutil.rmtree(run / "checkpoints" / str(last))
@@ -95,14 +57,6 @@ def test_eval_measures_a_checkpoint(constrainx, finished):
     assert f"{result['metrics']['error']:.4g}" in text
 
 
-def test_resume_of_a_finished_run_changes_nothing(constrainx, finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
-    before = json.loads((run / "result.json").read_text())["metrics"]
-    code, _ = constrainx("resume", run, "--devices", 1)
-    assert code == 0
-    assert json.loads((run / "result.json").read_text())["metrics"] == before
-
-
 def test_the_default_folder_is_not_overwritten(constrainx, tmp_path):
     arguments = ("train", "o3-inertia", *SMOKE, "--method", "plain", "--epochs", 1)
     assert constrainx(*arguments)[0] == 0
@@ -113,7 +67,7 @@ def test_the_default_folder_is_not_overwritten(constrainx, tmp_path):
     assert "constrainx resume" in text
 
 
-def test_compare_writes_its_table_and_goes_on_where_it_was(constrainx, tmp_path):
+def test_compare_writes_a_table_and_does_not_repeat_runs(constrainx, tmp_path):
     arguments = ["compare", "o3-inertia", *SMOKE, "--epochs", 1, "--seeds", 2]
     arguments += ["--methods", "plain", "augmentation"]
     code, text = constrainx(*arguments)
@@ -143,11 +97,11 @@ def test_report_draws_a_run(constrainx, finished, tmp_path):
         assert (tmp_path / f"report/{name}.png").stat().st_size > 5000
 
 
-def test_a_copy_of_a_recipe_is_a_recipe(constrainx, tmp_path):
+def test_a_copy_of_a_recipe_can_be_trained(constrainx, tmp_path):
     assert constrainx("cp", "o3-inertia", "mine.py")[0] == 0
     code, text = constrainx("cp", "o3-inertia", "mine.py")
     assert code == 1
-    assert "is there already" in text
+    assert "exists already" in text
     source = (tmp_path / "mine.py").read_text().replace('"o3-inertia"', '"my-inertia"')
     (tmp_path / "mine.py").write_text(source)
     code, text = constrainx("train", "mine.py", *SMOKE, "--epochs", 1, "--method", "plain")
@@ -167,89 +121,14 @@ def test_validate_builds_every_method(constrainx, method):
 def test_fast_dev_run_leaves_nothing_behind(constrainx, tmp_path):
     code, text = constrainx("train", "o3-inertia", *SMOKE, "--fast-dev-run")
     assert code == 0
-    assert "two steps went well" in text
+    assert "two steps ran" in text
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_damaged_checkpoint_is_one_sentence(finished, tmp_path):
-    """In a process of its own: what Orbax and TensorStore print comes from their threads."""
-    run = shutil.copytree(finished, tmp_path / "run")
-    (damaged,) = (run / "checkpoints/16/state/d").iterdir()
-    damaged.write_bytes(damaged.read_bytes()[:3])
-    command = [sys.executable, "-m", "constrainx", "eval", str(run)]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert "is damaged. The one before is of step 8" in ended.stderr
-    assert len(ended.stderr.strip().splitlines()) == 1
-    code = subprocess.run([*command, "--fallback"], capture_output=True, text=True).returncode
-    assert code == 0
-
-
-def test_help_shows_every_field(constrainx):
-    code, text = constrainx("train", "o3-inertia", "--help")
-    assert code == 0
-    for word in ("--gamma", "--save-every", "--keep.last", "--distributed", "penalty-strong"):
-        assert word in text
-    code, text = constrainx("--help")
-    assert code == 0
-    for command in cli.COMMANDS:
-        assert command in text
-
-
-def test_completion_knows_commands_recipes_and_fields(constrainx, tmp_path):
-    _, script = constrainx("completion", "bash")
-    (tmp_path / "completion.sh").write_text(script)
-
-    def complete(*words):
-        text = " ".join(f"'{word}'" for word in ("constrainx", *words))
-        command = (
-            f"source completion.sh; COMP_WORDS=({text}); COMP_CWORD={len(words)}; _constrainx;"
-            ' echo "${COMPREPLY[@]}"'
-        )
-        return subprocess.run(
-            ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path
-        ).stdout.split()
-
-    assert complete("rep") == ["report"]
-    assert complete("train", "o3") == ["o3-inertia"]
-    assert complete("train", "o3-inertia", "--gam") == ["--gamma"]
-    assert complete("train", "o3-inertia", "--distr") == ["--distributed"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["quikstart"], "quickstart"),
-        (["quickstart", "--epochs", "0"], "at least 1"),
-        (["quickstart", "--epoch", "3"], "--epochs"),
-        (["quickstart", "--out", "/proc/nowhere"], "cannot be written to"),
-        (["train", "o3-inertai"], "Did you mean 'o3-inertia'"),
-        (["train", "missing.py"], "there is no file missing.py"),
-        (["train", "o3-inertia", "--method", "nulspace"], "Did you mean 'nullspace'"),
-        (["train", "o3-inertia", "--widht", "3"], "--width"),
-        (["train", "o3-inertia", *SMOKE, "--run", "/proc/nowhere"], "cannot be written to"),
-        (["train", "o3-inertia", *SMOKE, "--batch", "33", "--devices", "2"], "use 32 or 34"),
-        (["train", "o3-inertia", *SMOKE, "--rows", "7"], "must divide the batch"),
-        (["train", "o3-inertia", *SMOKE, "--distributed", "here"], "HOST:PORT,PROCESSES,INDEX"),
-        (["resume", "nowhere"], "is not a run folder"),
-        (["eval", "nowhere"], "is not a run folder"),
-        (["report", "nowhere"], "nowhere"),
-        (["compare", "o3-inertia", "--methods", "plane"], "Did you mean 'plain'"),
-        (["compare", "o3-inertia", "--seeds", "0"], "at least 1"),
-        (["data", "prepare", "fashion_mnits"], "Did you mean 'fashion_mnist'"),
-        (["data", "prepare"], "name the data set"),
-    ],
-)
-def test_mistakes_say_what_to_do(constrainx, arguments, message):
-    code, text = constrainx(*arguments)
-    assert code not in (0, None)
-    assert message in text
-    assert "Traceback" not in text
-
-
 def test_as_a_program(tmp_path):
-    """The one test that pays for a process: no traceback, and the compilation cache is on."""
-    environment = {name: os.environ[name] for name in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    """In a process of its own, with the compilation cache on."""
+    passed_on = ("JAX_PLATFORMS", "XLA_FLAGS", "PYTHONPATH")
+    environment = {name: os.environ[name] for name in passed_on if name in os.environ}
     environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     command = [sys.executable, "-m", "constrainx", "train", "o3-inertia", *SMOKE, "--epochs", "1"]

@@ -1,15 +1,15 @@
-"""The quick start, shortened, and what it is about."""
+"""The quick start at its smallest, and the symmetry that it shows."""
 
 import json
 
 import jax
 
-from constrainx.cli import _quickstart as quickstart
-from constrainx.recipes import find, o3_inertia
+from constrainx.cli._quickstart import Quickstart
+from constrainx.recipes import o3_inertia
 
 
-def test_runs_and_writes_what_it_says(tmp_path, capsys):
-    results = quickstart.run(epochs=1, out=tmp_path, size="smoke")
+def test_it_writes_a_table_and_plots(tmp_path, capsys):
+    results = Quickstart(epochs=1, out=tmp_path).compare(size="smoke")
     assert set(results) == {"plain", "augmentation", "nullspace"}
     assert (tmp_path / "report/violation.png").stat().st_size > 5_000
     record = json.loads((tmp_path / "compare.json").read_text())
@@ -21,6 +21,6 @@ def test_runs_and_writes_what_it_says(tmp_path, capsys):
 
 def test_the_target_is_equivariant():
     x = jax.random.normal(jax.random.key(0), (64, 20))
-    constraint = find("o3-inertia").chosen().constraint()
+    constraint = o3_inertia.O3Inertia().constraint()
     violation = constraint.violation(o3_inertia.inertia, {"constrained": x}, jax.random.key(1))
     assert violation < 1e-6

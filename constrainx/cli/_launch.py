@@ -1,0 +1,65 @@
+"""Running a trainer from the command line, here or as one of several processes."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from constrainx.cli._console import print_line, print_metrics, report_user_errors
+
+if TYPE_CHECKING:
+    from constrainx.recipes import Recipe
+    from constrainx.trainers import Result
+
+
+def launch(
+    job: Callable[[], object], *, distributed: str | None = None, run: pathlib.Path | None = None
+) -> None:
+    """Runs the job here, or joins other processes and runs it as one of them.
+
+    Args:
+        job: what to do, once JAX can be used.
+        distributed: how to join the other processes, see `constrainx.runtime.join`.
+        run: the run's folder, for the message when a process is lost.
+    """
+    from constrainx.runtime import supervise
+
+    use_compilation_cache()
+    # Errors are reported inside, too, because the job may run in a child process.
+    with supervise(distributed, run=run), report_user_errors():
+        job()
+
+
+def make_callbacks(recipe: Recipe, *, wandb: bool) -> list[Any]:
+    """The callbacks that options ask for."""
+    from constrainx.runtime import WeightsAndBiases
+
+    return [WeightsAndBiases(project=recipe.name)] if wandb else []
+
+
+def finish(run: pathlib.Path, recipe: Recipe, result: Result) -> None:
+    """Writes the result of a run to its folder, and prints it."""
+    import jax
+
+    from constrainx.recipes import write_result
+
+    record = write_result(run, recipe, result)
+    if jax.process_index() > 0:
+        return
+    if record is None:
+        print_line(f"Saved at step {result.step}. To continue: constrainx resume {run}")
+        return
+    title = f"{result.reason} at step {result.step}, {result.seconds:.0f} s"
+    print_metrics(title, record["metrics"])
+    print_line(f"Run: {run}   Plots: constrainx report {run}")
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs for the next time, unless JAX has been told where to."""
+    import jax
+
+    if not jax.config.values["jax_compilation_cache_dir"]:
+        base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+        jax.config.update("jax_compilation_cache_dir", str(base / "constrainx" / "xla"))

@@ -1,0 +1,102 @@
+"""`constrainx resume` and `constrainx eval`: what can be done with a run that exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import tyro
+
+from constrainx.cli._arguments import list_flags, parse_with_fields, take_subject
+from constrainx.cli._command import Command, PlainCommand
+from constrainx.cli._console import print_metrics
+from constrainx.cli._launch import finish, launch, make_callbacks
+
+WhichStep: TypeAlias = int | Literal["last", "best"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resume(Command):
+    """Continue a run where it was, on any number of devices.
+
+    Attributes:
+        step: the checkpoint to continue from.
+        fallback: whether to take the one before if that is damaged.
+        distributed: "auto", or HOST:PORT,PROCESSES,INDEX, to join other processes.
+        wandb: whether to send metrics to Weights & Biases.
+    """
+
+    step: WhichStep = "last"
+    fallback: bool = False
+    distributed: str | None = None
+    wandb: bool = False
+
+    @classmethod
+    def list_flags(cls) -> list[str]:
+        """Also those that are fields of the run's recipe."""
+        from constrainx.recipes import OVERSIGHT, PLACE, Recipe
+
+        return [*super().list_flags(), *list_flags(Recipe, only=(*PLACE, *OVERSIGHT))]
+
+    @classmethod
+    def start(cls, arguments: Sequence[str], *, name: str) -> None:
+        """Reads the run's recipe first, whose values are the defaults of some options."""
+        folder = take_subject(
+            arguments, cls, command=name, metavar="RUN", about="the folder of a run"
+        )
+        from constrainx.recipes import OVERSIGHT, PLACE, read_recipe
+
+        run = pathlib.Path(folder)
+        options, recipe = parse_with_fields(
+            cls,
+            read_recipe(run),
+            arguments[1:],
+            command=f"{name} {folder}",
+            description="Continue this run. What defines its result stays as it is; where it runs, "
+            "and what it logs and saves, can change.",
+            fields=(*PLACE, *OVERSIGHT),
+        )
+
+        def resume() -> None:
+            from constrainx.recipes import continue_run
+
+            callbacks = make_callbacks(recipe, wandb=options.wandb)
+            trainer = continue_run(run, recipe, callbacks=callbacks)
+            # A run that was killed before its first checkpoint starts again.
+            or_start = options.step == "last"
+            trainer.restore(options.step, fallback=options.fallback, or_start=or_start)
+            finish(run, recipe, trainer.fit())
+
+        launch(resume, distributed=options.distributed, run=run)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluate(PlainCommand):
+    """Measure a checkpoint of a run on its held-out data.
+
+    Attributes:
+        run: the folder of a run.
+        step: which checkpoint.
+        fallback: whether to take the one before if that is damaged.
+        devices: how many devices to use; as the recipe says if left out.
+        fsdp: how many devices share each large parameter; as the recipe says if left out.
+    """
+
+    run: tyro.conf.Positional[pathlib.Path]
+    step: WhichStep = "last"
+    fallback: bool = False
+    devices: int | None = None
+    fsdp: int | None = None
+
+    def execute(self) -> None:
+        """Restores the checkpoint, and prints its metrics."""
+        from constrainx.recipes import read_recipe
+
+        place = {"devices": self.devices, "fsdp": self.fsdp}
+        given = {name: value for name, value in place.items() if value is not None}
+        recipe = read_recipe(self.run).but(**given)
+        trainer = recipe.trainer(run=self.run)
+        found = trainer.restore(self.step, fallback=self.fallback)
+        print_metrics(f"{recipe.name} {recipe.method}, step {found}", trainer.evaluate())

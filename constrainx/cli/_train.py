@@ -1,0 +1,63 @@
+"""`constrainx train` and `constrainx validate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING
+
+from constrainx.cli._command import RecipeCommand
+from constrainx.cli._console import print_line, print_metrics
+from constrainx.cli._launch import finish, launch, make_callbacks
+
+if TYPE_CHECKING:
+    from constrainx.recipes import Recipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train(RecipeCommand):
+    """Train a recipe.
+
+    Attributes:
+        run: the folder of the run; runs/RECIPE/METHOD-seedSEED if left out.
+        distributed: "auto", or HOST:PORT,PROCESSES,INDEX, to join other processes.
+        fast_dev_run: take two steps, evaluate one batch, and write nothing.
+        wandb: whether to send metrics to Weights & Biases.
+    """
+
+    run: pathlib.Path | None = None
+    distributed: str | None = None
+    fast_dev_run: bool = False
+    wandb: bool = False
+
+    def execute(self, recipe: Recipe) -> None:
+        """Trains it, and writes and prints the result."""
+        default = pathlib.Path("runs") / recipe.name / f"{recipe.method}-seed{recipe.seed}"
+        run = self.run or default
+
+        def train() -> None:
+            trainer = recipe.trainer(run=run, callbacks=make_callbacks(recipe, wandb=self.wandb))
+            result = trainer.fit(fast_dev_run=self.fast_dev_run)
+            if self.fast_dev_run:
+                print_metrics("two steps ran without an error", result.metrics)
+            else:
+                finish(run, recipe, result)
+
+        launch(train, distributed=self.distributed, run=run)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Validate(RecipeCommand):
+    """Build everything that a recipe needs, and trace one step without computing anything."""
+
+    def execute(self, recipe: Recipe) -> None:
+        """Builds and traces it, and prints how large it is."""
+        import jax
+
+        trainer = recipe.trainer(progress=False)
+        trainer.validate()
+        sizes = [leaf.size for leaf in jax.tree.leaves(trainer.state.parameters)]
+        print_line(
+            f"{recipe.name} {recipe.method}: {sum(sizes):,} parameters, {trainer.steps:,} steps, "
+            f"constraints: {', '.join(trainer.constraint_names) or 'none'}. One step was traced."
+        )

@@ -1,0 +1,93 @@
+"""Finding recipes: those that come with the package by name, one's own by file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import pkgutil
+import sys
+from types import ModuleType
+
+from constrainx.errors import did_you_mean
+from constrainx.recipes._recipe import Recipe
+from constrainx.recipes._resolve import RecipeError
+
+
+def all_recipes() -> dict[str, type[Recipe]]:
+    """The recipes that come with the package, by name."""
+    from constrainx import recipes
+
+    found = {}
+    for module in pkgutil.iter_modules(recipes.__path__):
+        if module.name.startswith("_"):
+            continue
+        for recipe in _recipes_in(importlib.import_module(f"{recipes.__name__}.{module.name}")):
+            found[recipe.name] = recipe
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> type[Recipe]:
+    """Finds a recipe by its name, or by the file that defines it.
+
+    >>> find("o3-inertia").__name__
+    'O3Inertia'
+
+    Raises:
+        RecipeError: there is no such recipe; the message has the nearest name that exists.
+    """
+    if name.endswith(".py"):
+        return _load(pathlib.Path(name))
+    recipes = all_recipes()
+    if name not in recipes:
+        raise RecipeError(
+            f"there is no recipe {name!r}.{did_you_mean(name, recipes)} `constrainx list` shows "
+            "all; name your own by its file, such as my_recipe.py."
+        )
+    return recipes[name]
+
+
+def describe(recipe: type[Recipe]) -> str:
+    """What a recipe shows, in one line: the first of its module's docstring, or of its own."""
+    text = inspect.getdoc(sys.modules[recipe.__module__]) or inspect.getdoc(recipe) or ""
+    return text.splitlines()[0] if text else ""
+
+
+def _load(path: pathlib.Path) -> type[Recipe]:
+    """Imports the file, and returns the recipe in it."""
+    if not path.is_file():
+        hint = did_you_mean(path, path.parent.glob("*.py"), cutoff=0.4)
+        raise RecipeError(f"there is no file {path}.{hint}")
+    name = f"constrainx_user_recipe_{path.stem}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    # Before it runs, because a dataclass looks up its own module.
+    sys.modules[name] = module
+    specification.loader.exec_module(module)
+    found = _recipes_in(module)
+    if len(found) != 1:
+        names = ", ".join(recipe.__name__ for recipe in found) or "none"
+        raise RecipeError(
+            f"{path} must define exactly one subclass of `constrainx.recipes.Recipe` that has a "
+            f"`trainer` method, found {names}."
+        )
+    if not isinstance(getattr(found[0], "name", None), str):
+        raise RecipeError(
+            f"{found[0].__name__} in {path} has no name: give it one, as in "
+            f'`name: ClassVar[str] = "{path.stem.replace("_", "-")}"`.'
+        )
+    return found[0]
+
+
+def _recipes_in(module: ModuleType) -> list[type[Recipe]]:
+    return [
+        item
+        for item in vars(module).values()
+        if isinstance(item, type)
+        and issubclass(item, Recipe)
+        and item.__module__ == module.__name__
+        and not inspect.isabstract(item)
+    ]

@@ -1,0 +1,88 @@
+"""The table of a comparison, for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+Results = dict[str, list[dict[str, Any]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A table as text, before it is drawn.
+
+    Attributes:
+        title: above it.
+        headings: one for each column.
+        rows: one text for each column; the first names the row, the others are figures.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def draw(self) -> Table:
+        """For a terminal. `Text` shows a name such as ``a[/b]`` as it is, not as markup."""
+        table = Table(title=Text(join_lines(self.title)), title_justify="left")
+        for index, heading in enumerate(self.headings):
+            table.add_column(Text(join_lines(heading)), justify="right" if index else "left")
+        for row in self.rows:
+            table.add_row(*(Text(join_lines(cell)) for cell in row))
+        return table
+
+    def write(self) -> str:
+        """As Markdown."""
+        lines = [self.headings, ["---", *["---:"] * (len(self.headings) - 1)], *self.rows]
+        body = "\n".join(
+            "| " + " | ".join(join_lines(cell).replace("|", "\\|") for cell in line) + " |"
+            for line in lines
+        )
+        return f"{join_lines(self.title)}.\n\n{body}\n"
+
+
+def tabulate_results(title: str, results: Results, headings: Mapping[str, str]) -> Grid:
+    """A row for each method: mean and standard deviation of each metric over the seeds."""
+    rows = [
+        [
+            method,
+            *(_format_spread(run["metrics"][name] for run in runs) for name in headings),
+            f"{statistics.mean(run['seconds'] for run in runs):.0f} s",
+        ]
+        for method, runs in results.items()
+    ]
+    return Grid(title, ["method", *headings.values(), "time"], rows)
+
+
+def tabulate_published(
+    published: Mapping[str, Mapping[str, str]], methods: Iterable[str], headings: Mapping[str, str]
+) -> Grid | None:
+    """The paper's figures for the same methods and metrics; None if it has none of these."""
+    known = [name for name in headings if any(name in row for row in published.values())]
+    if not known:
+        return None
+    rows = [
+        [method, *(published[method].get(name, "") for name in known)]
+        for method in methods
+        if method in published
+    ]
+    return Grid("The paper's figures", ["method", *(headings[name] for name in known)], rows)
+
+
+def join_lines(text: str) -> str:
+    """The text on one line, so that it fits into a cell."""
+    return " ".join(text.splitlines())
+
+
+def _format_spread(values: Iterable[float]) -> str:
+    figures = list(values)
+    mean = statistics.mean(figures)
+    if len(figures) == 1 or not math.isfinite(mean):
+        return f"{mean:.3g}"
+    return f"{mean:.3g} ± {statistics.stdev(figures):.2g}"

@@ -1,0 +1,109 @@
+"""What may change when a run continues, and what may not."""
+
+import json
+import shutil
+import sys
+import types
+
+import pytest
+
+
+@pytest.fixture
+def interrupted(finished, tmp_path):
+    """A run of 16 steps that has only the checkpoint of step 8."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints" / "16")
+    (run / "result.json").unlink()
+    return run
+
+
+def steps_logged(run):
+    """Those since the run was resumed for the last time."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    begin = max(i for i, line in enumerate(lines) if "resumed from" in str(line.get("message")))
+    return [line["step"] for line in lines[begin:] if line["kind"] == "train"]
+
+
+def test_resume_of_a_finished_run_changes_nothing(constrainx, finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = json.loads((run / "result.json").read_text())["metrics"]
+    code, _ = constrainx("resume", run, "--devices", 1)
+    assert code == 0
+    assert json.loads((run / "result.json").read_text())["metrics"] == before
+
+
+def test_resume_may_log_and_save_differently(constrainx, finished, interrupted):
+    before = (interrupted / "config.json").read_text()
+    code, text = constrainx(
+        "resume", interrupted, "--devices", 1, "--log-every", 2, "--save-every", 3,
+        "--keep.last", 9, "--on-nonfinite", "skip", "--on-save-error", "continue",
+    )  # fmt: skip
+    assert code == 0, text
+    assert steps_logged(interrupted) == [10, 12, 14, 16]
+    saved = sorted(int(path.name) for path in (interrupted / "checkpoints").glob("[0-9]*"))
+    assert saved == [8, 9, 12, 15, 16]
+    # The same numbers come out, the config is still that of the start, and the change is on record.
+    results = [json.loads((run / "result.json").read_text()) for run in (finished, interrupted)]
+    assert results[0]["metrics"] == results[1]["metrics"]
+    assert results[1]["config"]["save_every"] == 3
+    assert (interrupted / "config.json").read_text() == before
+    events = (interrupted / "metrics.jsonl").read_text()
+    assert "continues with log_every 2 (was 4), save_every 3 (was 8)" in events
+
+
+def test_resume_takes_the_values_of_the_run_if_none_are_given(constrainx, interrupted):
+    code, text = constrainx("resume", interrupted, "--help")
+    assert code == 0
+    assert "(default: 8)" in text
+    code, _ = constrainx("resume", interrupted, "--devices", 1)
+    assert code == 0
+    assert steps_logged(interrupted) == [12, 16]
+    assert "continues with" not in (interrupted / "metrics.jsonl").read_text()
+
+
+def test_resume_runs_on_other_devices(constrainx, interrupted):
+    code, text = constrainx("resume", interrupted, "--devices", 4, "--fsdp", 2)
+    assert code == 0
+    assert "4 × cpu, data 2 × fsdp 2" in text
+
+
+def test_resume_does_not_take_what_defines_the_result(constrainx, interrupted):
+    code, text = constrainx("resume", interrupted, "--width", 8)
+    assert code == 1
+    assert "has no option `--width`" in text
+
+
+def test_resume_sends_metrics_to_weights_and_biases(constrainx, interrupted, monkeypatch):
+    sent = []
+
+    class Run:
+        summary: dict = {}  # noqa: RUF012
+
+        def log(self, figures, step):
+            sent.append(step)
+
+        def finish(self):
+            sent.append("finish")
+
+    fake = types.ModuleType("wandb")
+    fake.init = lambda **options: sent.append(options["project"]) or Run()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    code, text = constrainx("resume", interrupted, "--devices", 1, "--wandb")
+    assert code == 0, text
+    assert sent[0] == "o3-inertia"
+    assert {12, 16} <= set(sent[1:-1])
+    assert sent[-1] == "finish"
+
+
+def test_resume_joins_other_processes(constrainx, interrupted):
+    code, text = constrainx("resume", interrupted, "--distributed", "here")
+    assert code == 1
+    assert "HOST:PORT,PROCESSES,INDEX" in text
+
+
+def test_a_run_without_a_recipe_says_so(constrainx, tmp_path):
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare/config.json").write_text("{}")
+    code, text = constrainx("resume", "bare")
+    assert code == 1
+    assert "was not started from a recipe" in text

@@ -1,0 +1,121 @@
+"""The table of a comparison, and what happens when one is started again."""
+
+import dataclasses
+import json
+from typing import ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from rich.console import Console
+
+from constrainx import data
+from constrainx.recipes import Comparison, ComparisonError, Recipe
+from constrainx.trainers import Trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line(Recipe):
+    """Fits a line in a few steps."""
+
+    name: ClassVar[str] = "line"
+    methods: ClassVar = {"fast": {"rate": 0.2}, "slow": {"rate": 0.1}, "idle": {"rate": 0.0}}
+    compared: ClassVar = ("fast", "slow")
+
+    rate: float = 0.0
+    devices: int | None = 1
+
+    def trainer(self, **options):
+        x = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+        return Trainer(
+            model=nnx.Linear(1, 1, rngs=nnx.Rngs(self.seed)),
+            loss=lambda model, batch: jnp.mean((model(batch["x"]) - batch["x"]) ** 2),
+            optimizer=optax.sgd(self.rate),
+            data=data.arrays({"x": x}, batch=4),
+            steps=4,
+            evaluation=data.arrays({"x": x}, batch=4),
+            metrics={"error": lambda model, batch: jnp.abs(model(batch["x"]) - batch["x"])},
+            progress=False,
+            **{**self.options, **options},
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Awkward(Line):
+    """Names that rich and Markdown would misread."""
+
+    name: ClassVar[str] = "a [/b]\nb"
+    methods: ClassVar = {"[red]|x": {}, ":smile:\n": {}}
+    compared: ClassVar = ()
+    figures: ClassVar = {"error": "[link]error[/link]"}
+
+
+def make_results(methods):
+    return {method: [{"metrics": {"error": 0.5}, "seconds": 1.0}] for method in methods}
+
+
+def draw(grids):
+    console = Console(width=120, force_terminal=False)
+    with console.capture() as captured:
+        for grid in grids:
+            console.print(grid.draw())
+    return captured.get()
+
+
+def test_markup_in_names_is_shown_as_it_is(tmp_path):
+    comparison = Comparison(recipe=Awkward(), out=tmp_path)
+    text = draw(comparison.tabulate(make_results(Awkward.methods)))
+    for word in ("a [/b] b, size full", "[red]|x", ":smile:", "[link]error[/link]"):
+        assert word in text
+
+
+def test_a_markdown_table_keeps_its_shape(tmp_path):
+    comparison = Comparison(recipe=Awkward(), out=tmp_path)
+    (grid,) = comparison.tabulate(make_results(Awkward.methods))
+    _, _, *lines = grid.write().splitlines()
+    assert len(lines) == 4
+    assert all(line.replace("\\|", "").count("|") == 4 for line in lines)
+
+
+def test_the_recipe_says_what_is_compared_and_all_metrics_are_shown_by_default(tmp_path):
+    comparison = Comparison(recipe=Line(), seeds=2, out=tmp_path)
+    results = comparison.run(Console(quiet=True))
+    assert {method: len(runs) for method, runs in results.items()} == {"fast": 2, "slow": 2}
+    rates = [[run["config"]["rate"] for run in runs] for runs in results.values()]
+    assert rates == [[0.2, 0.2], [0.1, 0.1]]
+    assert "| method | error | time |" in (tmp_path / "compare.md").read_text()
+    assert json.loads((tmp_path / "compare.json").read_text())["results"] == results
+
+
+def test_fields_given_by_hand_win_over_every_method(tmp_path):
+    comparison = Comparison(recipe=Line(rate=0.3), out=tmp_path)
+    results = comparison.run(Console(quiet=True))
+    assert [runs[0]["config"]["rate"] for runs in results.values()] == [0.3, 0.3]
+
+
+def test_results_are_found_again_unless_they_are_of_other_settings(tmp_path):
+    first = Comparison(recipe=Line(), out=tmp_path).run(Console(quiet=True))
+    # How often a run was saved does not matter for its result.
+    again = Comparison(recipe=Line(save_every=2), out=tmp_path).run(Console(quiet=True))
+    assert again == first
+    with pytest.raises(ComparisonError, match="other settings"):
+        Comparison(recipe=Line(rate=0.3), out=tmp_path).run(Console(quiet=True))
+
+
+def test_an_interrupted_run_may_continue_with_other_saves(tmp_path):
+    comparison = Comparison(recipe=Line(save_every=2), methods=["fast"], out=tmp_path)
+    first = comparison.run(Console(quiet=True))
+    (tmp_path / "fast-seed0/result.json").unlink()
+    comparison = Comparison(recipe=Line(save_every=1), methods=["fast"], out=tmp_path)
+    again = comparison.run(Console(quiet=True))
+    assert again["fast"][0]["metrics"] == first["fast"][0]["metrics"]
+    assert again["fast"][0]["config"]["save_every"] == 1
+
+
+def test_mistakes_are_found_before_anything_is_trained(tmp_path):
+    with pytest.raises(ComparisonError, match="at least 1"):
+        Comparison(recipe=Line(), seeds=0, out=tmp_path)
+    with pytest.raises(ValueError, match="Did you mean 'slow'"):
+        Comparison(recipe=Line(), methods=["fast", "slwo"], out=tmp_path)
