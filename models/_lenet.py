@@ -42,7 +42,7 @@ class LeNet(nnx.Module):
         widths = (second * (size // 4) ** 2, *hidden, classes)
         self.head = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(widths)])
 
-    def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h/4 w/4 channels"]:
+    def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h//4 w//4 channels"]:
         """What the convolutions see."""
         x = nnx.avg_pool(nnx.relu(self.first(x)), (2, 2), strides=(2, 2))
         return nnx.avg_pool(nnx.relu(self.second(x)), (2, 2), strides=(2, 2))

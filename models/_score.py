@@ -39,7 +39,9 @@ class ScoreNetwork(nnx.Module):
         self.noise_activations = nnx.List([Swish() for _ in range(2)])
         self.last = nnx.Linear(widths[-1] + 1, 2, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "batch 2"], sigma: Float[Array, " batch"]) -> Array:
+    def __call__(
+        self, x: Float[Array, "batch 2"], sigma: Float[Array, " batch"]
+    ) -> Float[Array, "batch 2"]:
         """The score of the data with noise of that standard deviation."""
         hidden = x
         for layer, activation in zip(self.layers, self.activations, strict=True):

@@ -13,7 +13,10 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
+
+from constrainx.errors import MissingPackageError
 
 Score: TypeAlias = Callable[[Float[Array, "batch d"], Float[Array, " batch"]], Array]
 
@@ -71,7 +74,7 @@ def normalised_asymmetry(jacobian: Float[Array, "batch d d"]) -> Float[Array, " 
 
 
 def kernel_density(
-    points: Float[Array, "points d"], x: Float[Array, "batch d"], sigma: Float[Array, ""]
+    points: Float[Array, "points d"], x: Float[Array, "batch d"], sigma: Float[ArrayLike, ""]
 ) -> tuple[Float[Array, " batch"], Float[Array, "batch d"]]:
     """The logarithm of p_σ and its gradient, exact for the empirical distribution of the points.
 
@@ -80,14 +83,14 @@ def kernel_density(
         x: where.
         sigma: one level.
     """
-    d = points.shape[1]
+    d, variance = points.shape[1], jnp.square(sigma)
 
     def at(x: Float[Array, " d"]) -> tuple[Array, Array]:
-        exponents = -0.5 * jnp.sum((points - x) ** 2, axis=1) / sigma**2
+        exponents = -0.5 * jnp.sum((points - x) ** 2, axis=1) / variance
         weights = jax.nn.softmax(exponents)
         log = jax.nn.logsumexp(exponents) - math.log(len(points))
-        log -= 0.5 * d * jnp.log(2 * jnp.pi * sigma**2)
-        return log, (weights @ points - x) / sigma**2
+        log -= 0.5 * d * jnp.log(2 * jnp.pi * variance)
+        return log, (weights @ points - x) / variance
 
     return jax.lax.map(at, x, batch_size=64)
 
@@ -112,7 +115,12 @@ def log_density(
         log_prior: the log-density at the largest level.
         rtol: of the solver.
     """
-    import diffrax
+    try:
+        import diffrax
+    except ImportError as error:
+        raise MissingPackageError(
+            "`log_density` integrates with diffrax: pip install 'constrainx[science]'."
+        ) from error
 
     def flow(tau: Any, state: tuple[Array, Array], args: None) -> tuple[Array, Array]:
         del args

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 
 def move_image(
-    image: Float[Array, "height width channels"], *, angle: Array, zoom: Array, shift: Array
+    image: Float[Array, "height width channels"],
+    *,
+    angle: Float[ArrayLike, ""],
+    zoom: Float[ArrayLike, ""],
+    shift: Float[Array, 2],
 ) -> Float[Array, "height width channels"]:
     """Turned about its centre, enlarged and shifted; zero where nothing was.
 

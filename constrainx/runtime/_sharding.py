@@ -96,10 +96,13 @@ class Sharding:
 
         return jax.tree.map(put, state, self.of_state(state))
 
-    def place_batch(self, rows: PyTree[np.ndarray]) -> PyTree[jax.Array]:
-        """This process's rows as its part of the global batch."""
+    def place_batch(self, rows: PyTree[np.ndarray]) -> PyTree[jax.Array | np.ndarray]:
+        """The global batch, of which each process gives its rows.
+
+        On one device the rows are returned as they are: `jax.jit` moves them faster than we could.
+        """
         if self.mesh.size == 1:
-            return rows  # `jax.jit` moves them faster than we could
+            return rows
         return jax.tree.map(
             lambda leaf: jax.make_array_from_process_local_data(self.batch, np.asarray(leaf)), rows
         )
