@@ -1,11 +1,14 @@
 """Metrics of scores, on distributions whose score and density are known."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+from constrainx.errors import MissingPackageError
 from constrainx.recipes import conservative_score
 from constrainx.trainers import score_matching as matching
 
@@ -93,3 +96,11 @@ def test_data_sets_are_what_their_formulas_say(dataset):
     else:
         squares = np.floor(points / 3).astype(int).sum(axis=1) % 2
         assert (squares == 0).all()
+
+
+def test_a_likelihood_without_diffrax_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffrax", None)
+    with pytest.raises(MissingPackageError, match=r"constrainx\[science\]"):
+        matching.log_density(
+            gaussian_score, jnp.zeros((1, 2)), noise=matching.Noise(), log_prior=lambda x: x
+        )
