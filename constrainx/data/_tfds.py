@@ -21,7 +21,7 @@ from constrainx.data._batches import (
     masked,
     rows_of,
 )
-from constrainx.data._rows import endless, one_pass
+from constrainx.data._rows import batch_forever, batch_once
 from constrainx.data._source import source
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
@@ -115,13 +115,13 @@ class _TFDS(Batches):
         # Transforms come after `repeat`, so that random ones see the position in the endless
         # stream and differ from epoch to epoch.
         examples = _transformed(examples.repeat(), self.transforms)
-        return self._read(endless(examples, batch=self.batch, rows=rows, step=step))
+        return self._read(batch_forever(examples, batch=self.batch, rows=rows, step=step))
 
     def once(self, *, batch: int, process: int = 0, processes: int = 1) -> Iterator[dict[str, Any]]:
         rows = rows_of(process, processes=processes, batch=batch)
         kept = [one for one in self.transforms if not isinstance(one, grain.transforms.RandomMap)]
         examples = _transformed(grain.MapDataset.source(self.source), kept)
-        return self._masked(one_pass(examples, batch=batch, rows=rows), batch, rows)
+        return self._masked(batch_once(examples, batch=batch, rows=rows), batch, rows)
 
     def _masked(
         self, batches: grain.MapDataset, batch: int, rows: slice

@@ -1,6 +1,7 @@
 """Data sets in the layout of TFDS: written here, read back by the real code, no TensorFlow."""
 
 import contextlib
+import importlib
 import io
 import itertools
 import os
@@ -18,6 +19,7 @@ from PIL import Image
 from tensorflow_datasets.core import registered
 
 from constrainx import data
+from constrainx.errors import ArgumentError
 
 EXAMPLES = 22
 
@@ -303,7 +305,7 @@ def offline():
         name = "heavy_numbers"
 
         def _split_generators(self, dl_manager):
-            import a_package_that_is_not_there  # noqa: F401
+            importlib.import_module("a_package_that_is_not_there")
 
     registry = registered._DATASET_REGISTRY
     added = {cls.name: cls for cls in (Unreachable, Heavy)}
@@ -333,3 +335,11 @@ def test_failures_to_prepare_say_what_to_do(offline, tmp_path):
 def test_unknown_names_come_with_the_nearest(tmp_path, wrong, right):
     with pytest.raises(ValueError, match=f"got '{wrong}'. Did you mean '{right}'"):
         data.prepare(wrong, tmp_path)
+
+
+def test_examples_of_different_shapes_are_refused(data_dir):
+    def cut(example):
+        return {"vector": example["vector"][: 1 + example["label"] % 2]}
+
+    with pytest.raises(ArgumentError, match=r"same entries and shapes.*`transforms`"):
+        take(numbers(data_dir, transforms=(cut,), buffer=0), 1)
