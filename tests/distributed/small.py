@@ -14,9 +14,9 @@ from flax import nnx
 
 import constrainx as cx
 from constrainx.models import MLP
+from constrainx.runtime import Callback
 from constrainx.runtime import _distributed as distributed
 from constrainx.runtime import _sharding as sharding
-from constrainx.runtime._callbacks import Callback
 from constrainx.trainers import Trainer
 
 # Small kernels count as large, so that there is something to split.

@@ -226,8 +226,8 @@ def test_a_point_between_gaps_is_marked(tmp_path):
     rows = [train(1 + index, loss=loss) for index, loss in enumerate(losses)]
     run = report.load(make(tmp_path / "run", rows))
     axes = _plots.Figure().subplots()
-    (panel,) = _plots.panels_of([run])["loss"]
-    _plots._fill(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
+    (panel,) = _plots.arrange_panels([run])["loss"]
+    _plots._draw_panel(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
     line = axes.lines[0]
     assert line.get_marker() == "."
     assert line.get_markevery() == [0, 5]
@@ -246,8 +246,8 @@ def test_the_scale_is_logarithmic_where_all_is_positive(tmp_path, losses, scale)
     rows = [train(100 * (1 + index), loss=loss) for index, loss in enumerate(losses)]
     run = report.load(make(tmp_path / "run", rows))
     axes = _plots.Figure().subplots()
-    (panel,) = _plots.panels_of([run])["loss"]
-    _plots._fill(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
+    (panel,) = _plots.arrange_panels([run])["loss"]
+    _plots._draw_panel(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
     assert axes.get_yscale() == scale
 
 
@@ -318,7 +318,7 @@ def test_odd_names_reach_the_legend_and_are_no_formulas(tmp_path, monkeypatch):
     ],
 )
 def test_what_all_names_begin_with_is_shortened(names, labels):
-    assert _plots.shortened(names) == labels
+    assert _plots.shorten_names(names) == labels
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path):
@@ -374,13 +374,13 @@ def test_config_and_environment_may_be_missing(tmp_path):
 
 
 def test_a_folder_that_does_not_exist(tmp_path):
-    with pytest.raises(report.ReportError, match=r"`runs`: .*nowhere does not exist; give the"):
+    with pytest.raises(report.ReportError, match=r"`runs` must be .*nowhere does not exist"):
         report.write([tmp_path / "nowhere"], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_no_runs(tmp_path):
-    with pytest.raises(report.ReportError, match="`runs` is empty, at least one was wanted"):
+    with pytest.raises(report.ReportError, match="`runs` must name at least one run, got none"):
         report.write([], out=tmp_path)
 
 
@@ -391,28 +391,29 @@ def test_a_folder_that_is_not_a_run_names_the_nearest_that_is(tmp_path):
     with pytest.raises(report.ReportError) as caught:
         report.load(tmp_path)
     assert str(caught.value) == (
-        f"`runs`: {tmp_path} is not a run folder, it has no metrics.jsonl; did you mean {near}?"
+        f"`runs` must be folders of training runs, and {tmp_path} has no metrics.jsonl. "
+        f"Did you mean {near}?"
     )
-    with pytest.raises(report.ReportError, match=re.escape(f"did you mean {near}?")):
+    with pytest.raises(report.ReportError, match=re.escape(f"Did you mean {near}?")):
         report.load(near / "metrics.jsonl")
 
 
 def test_a_folder_that_is_not_a_run_and_holds_none(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(report.ReportError, match=r"no metrics.jsonl; give the folder that holds"):
+    with pytest.raises(report.ReportError, match=r"no metrics.jsonl\. Give the folder that holds"):
         report.load(tmp_path)
 
 
 @pytest.mark.parametrize("tail", ["", "\n\n", '{"step": 1'])
 def test_metrics_without_a_complete_line(tmp_path, tail):
     folder = make(tmp_path / "run", [], tail=tail)
-    with pytest.raises(report.ReportError, match=r"metrics.jsonl is empty, a complete line was"):
+    with pytest.raises(report.ReportError, match=r"metrics.jsonl has no complete line"):
         report.load(folder)
 
 
 def test_a_broken_line_before_the_last(tmp_path):
     folder = make(tmp_path / "run", [train(1)], tail='{"step": 2, "lo\n' + json.dumps(train(3)))
-    with pytest.raises(report.ReportError, match=r"metrics.jsonl, line 2: not JSON .*; repair or"):
+    with pytest.raises(report.ReportError, match=r"line 2, must be .* not JSON.* Repair or"):
         report.load(folder)
 
 
@@ -423,15 +424,16 @@ def test_a_line_without_step_or_kind(tmp_path, line):
     folder = make(tmp_path / "run", [train(1)], tail=line + "\n")
     with pytest.raises(report.ReportError) as caught:
         report.load(folder)
-    assert f"metrics.jsonl, line 2: got {line}, wanted an object" in str(caught.value)
+    assert "metrics.jsonl, line 2, must be an object" in str(caught.value)
+    assert f"got {line}. Repair or remove" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["config.json", "environment.json"])
-@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", r"got \[1\], an object")])
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", r"got \[1\]")])
 def test_a_broken_config_or_environment(tmp_path, name, text, message):
     folder = make(tmp_path / "run", [train(1)])
     (folder / name).write_text(text)
-    with pytest.raises(report.ReportError, match=rf"{name}: {message}.*; repair or remove it"):
+    with pytest.raises(report.ReportError, match=rf"{name} must be .*{message}.* Repair or"):
         report.load(folder)
 
 
@@ -443,6 +445,6 @@ def test_an_out_that_cannot_be_written_to(tmp_path, below):
     with pytest.raises(report.ReportError) as caught:
         report.write([run], out=out)
     message = str(caught.value)
-    assert message.startswith(f"`out`: {out} cannot be written to (")
-    assert message.endswith("a folder was wanted; choose another one.")
+    assert message.startswith(f"`out` must be a folder that can be written to, got {out}: ")
+    assert message.endswith("Choose another one.")
     assert (tmp_path / "file").read_text() == "mine"
