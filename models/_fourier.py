@@ -13,14 +13,14 @@ from constrainx.linalg import LSMR, Solver, lstsq
 
 
 class Fixed(nnx.Variable):
-    """Drawn once, and not trained."""
+    """A variable that is drawn once and not trained."""
 
 
 class FourierProcess(nnx.Module):
     """f(x) = Φ(x) z with z ~ N(0, I), Φ(x) = σ √(2/k) [cos(ωᵢ x / ℓ + bᵢ)], y = f(x) + N(0, λ²).
 
-    What is trained are the logarithms of ℓ, σ and λ. Without the factor √(2/k), which the paper
-    leaves out, σ would grow with the number of features.
+    The logarithms of ℓ, σ and λ are trained. Without the factor √(2/k), which the paper leaves out,
+    σ would depend on the number of features.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -61,7 +61,7 @@ class FourierProcess(nnx.Module):
     def weights(
         self, x: Float[Array, " points"], y: Float[Array, " points"]
     ) -> Float[Array, " features"]:
-        """The posterior mean of z: least squares with λ as its damping."""
+        """The posterior mean of z, by least squares with damping λ."""
         like = jnp.zeros(self.frequencies[...].shape)
         return lstsq(
             lambda v, phi: phi @ v,
@@ -81,7 +81,7 @@ class FourierProcess(nnx.Module):
     def log_marginal(
         self, x: Float[Array, " points"], y: Float[Array, " points"]
     ) -> Float[Array, ""]:
-        """The logarithm of N(y | 0, Φ Φᵀ + λ² I), by a Cholesky factor of that covariance."""
+        """Log N(y | 0, Φ Φᵀ + λ² I), by a Cholesky factor of the covariance."""
         phi = self.features(x)
         covariance = phi @ phi.T + self.noise**2 * jnp.eye(len(x))
         factor = jnp.linalg.cholesky(covariance)

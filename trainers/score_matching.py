@@ -1,7 +1,7 @@
-"""Denoising score matching, and what a score is measured by.
+"""Denoising score matching, and metrics of a score function.
 
 Noise of standard deviation σ turns the data's density p into p_σ = p ∗ N(0, σ²I), with the score
-∇ log p_σ. Levels are spread evenly over log σ. A score function is (x, σ) ↦ s, both batched.
+∇ log p_σ. Noise levels are uniform in log σ. A score function is (x, σ) ↦ s, with batches of both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Noise:
         return self.smallest * (self.largest / self.smallest) ** t
 
     def added(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
-        """A batch with a level, noise and a noisy point for each example."""
+        """The batch with a noise level, noise and a noisy point for each example."""
         level_key, noise_key = jax.random.split(key)
         x = batch["x"]
         sigma = self.at(jax.random.uniform(level_key, x.shape[:1]))
@@ -41,7 +41,7 @@ class Noise:
         return {**batch, "sigma": sigma, "noise": noise, "noisy": x + sigma[:, None] * noise}
 
     def levels(self, count: int) -> Array:
-        """So many, from the smallest to the largest."""
+        """This many levels, from the smallest to the largest."""
         return self.at(jnp.linspace(0.0, 1.0, count))
 
 
@@ -54,7 +54,7 @@ def denoising_loss(score: Score, batch: dict[str, Array]) -> Float[Array, " batc
 def jacobians(
     score: Score, x: Float[Array, "batch d"], sigma: Float[Array, " batch"]
 ) -> Float[Array, "batch d d"]:
-    """∂s/∂x at each point; columns by forward mode."""
+    """∂s/∂x at each point, column by column in forward mode."""
 
     def column(direction: Array) -> Array:
         tangent = jnp.broadcast_to(direction, x.shape)
@@ -79,9 +79,9 @@ def kernel_density(
     """The logarithm of p_σ and its gradient, exact for the empirical distribution of the points.
 
     Args:
-        points: the data, clean.
-        x: where.
-        sigma: one level.
+        points: the data without noise.
+        x: where to evaluate.
+        sigma: the noise level.
     """
     d, variance = points.shape[1], jnp.square(sigma)
 
@@ -111,9 +111,9 @@ def log_density(
     Args:
         score: a score function.
         x: points with noise of the smallest level.
-        noise: between which levels.
+        noise: the levels to integrate between.
         log_prior: the log-density at the largest level.
-        rtol: of the solver.
+        rtol: the relative tolerance of the solver.
     """
     try:
         import diffrax

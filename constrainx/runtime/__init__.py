@@ -1,4 +1,4 @@
-"""What a training run is made of: checkpoints, its folder, listeners, devices and processes."""
+"""The parts of a training run: checkpoints, folder, callbacks, devices and processes."""
 
 from constrainx.runtime._callback import Callback as Callback
 from constrainx.runtime._checkpoint import CheckpointError as CheckpointError
