@@ -51,7 +51,7 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepar
     directory = data_directory(data_dir)
     try:
         builder = library.builder(name, data_dir=directory)
-    except library.core.registered.DatasetNotFoundError as error:
+    except library.core.DatasetNotFoundError as error:
         raise ArgumentError(_explain_unknown(name, library)) from error
     try:
         builder.download_and_prepare(file_format="array_record")

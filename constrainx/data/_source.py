@@ -20,7 +20,7 @@ def open_source(name: str, split: str, data_dir: str | os.PathLike[str] | None) 
     directory = data_directory(data_dir)
     try:
         builder = library.builder(name, data_dir=directory)
-    except library.core.registered.DatasetNotFoundError:
+    except library.core.DatasetNotFoundError:
         builder = None
     if builder is None or not builder.info.splits:
         raise DataNotFoundError(
