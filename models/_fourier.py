@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from constrainx.linalg import LSMR, Solver, lstsq
+
+# Data may come from the host.
+Points: TypeAlias = Float[Array | np.ndarray, " points"]
 
 
 class Fixed(nnx.Variable):
@@ -52,15 +57,13 @@ class FourierProcess(nnx.Module):
         """λ."""
         return jnp.exp(self.log_noise[...])
 
-    def features(self, x: Float[Array, " points"]) -> Float[Array, "points features"]:
+    def features(self, x: Points) -> Float[Array, "points features"]:
         """Φ(x)."""
         frequencies = self.frequencies[...] / jnp.exp(self.log_length[...])
         size = jnp.exp(self.log_scale[...]) * math.sqrt(2 / len(frequencies))
         return size * jnp.cos(x[:, None] * frequencies + self.phases[...])
 
-    def weights(
-        self, x: Float[Array, " points"], y: Float[Array, " points"]
-    ) -> Float[Array, " features"]:
+    def weights(self, x: Points, y: Points) -> Float[Array, " features"]:
         """The posterior mean of z, by least squares with damping λ."""
         like = jnp.zeros(self.frequencies[...].shape)
         return lstsq(
@@ -72,15 +75,11 @@ class FourierProcess(nnx.Module):
             solver=self.solver,
         )[0]
 
-    def mean(
-        self, x: Float[Array, " points"], weights: Float[Array, " features"]
-    ) -> Float[Array, " points"]:
+    def mean(self, x: Points, weights: Float[Array, " features"]) -> Float[Array, " points"]:
         """The posterior mean of f."""
         return self.features(x) @ weights
 
-    def log_marginal(
-        self, x: Float[Array, " points"], y: Float[Array, " points"]
-    ) -> Float[Array, ""]:
+    def log_marginal(self, x: Points, y: Points) -> Float[Array, ""]:
         """Log N(y | 0, Φ Φᵀ + λ² I), by a Cholesky factor of the covariance."""
         phi = self.features(x)
         covariance = phi @ phi.T + self.noise**2 * jnp.eye(len(x))
