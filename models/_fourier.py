@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from constrainx.linalg import LSMR, Solver, lstsq
 
+# Data may come from the host.
+Points: TypeAlias = Float[Array | np.ndarray, " points"]
+
 
 class Fixed(nnx.Variable):
-    """Drawn once, and not trained."""
+    """A variable that is drawn once and not trained."""
 
 
 class FourierProcess(nnx.Module):
     """f(x) = Φ(x) z with z ~ N(0, I), Φ(x) = σ √(2/k) [cos(ωᵢ x / ℓ + bᵢ)], y = f(x) + N(0, λ²).
 
-    What is trained are the logarithms of ℓ, σ and λ. Without the factor √(2/k), which the paper
-    leaves out, σ would grow with the number of features.
+    The logarithms of ℓ, σ and λ are trained. Without the factor √(2/k), which the paper leaves out,
+    σ would depend on the number of features.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -52,16 +57,14 @@ class FourierProcess(nnx.Module):
         """λ."""
         return jnp.exp(self.log_noise[...])
 
-    def features(self, x: Float[Array, " points"]) -> Float[Array, "points features"]:
+    def features(self, x: Points) -> Float[Array, "points features"]:
         """Φ(x)."""
         frequencies = self.frequencies[...] / jnp.exp(self.log_length[...])
         size = jnp.exp(self.log_scale[...]) * math.sqrt(2 / len(frequencies))
         return size * jnp.cos(x[:, None] * frequencies + self.phases[...])
 
-    def weights(
-        self, x: Float[Array, " points"], y: Float[Array, " points"]
-    ) -> Float[Array, " features"]:
-        """The posterior mean of z: least squares with λ as its damping."""
+    def weights(self, x: Points, y: Points) -> Float[Array, " features"]:
+        """The posterior mean of z, by least squares with damping λ."""
         like = jnp.zeros(self.frequencies[...].shape)
         return lstsq(
             lambda v, phi: phi @ v,
@@ -72,16 +75,12 @@ class FourierProcess(nnx.Module):
             solver=self.solver,
         )[0]
 
-    def mean(
-        self, x: Float[Array, " points"], weights: Float[Array, " features"]
-    ) -> Float[Array, " points"]:
+    def mean(self, x: Points, weights: Float[Array, " features"]) -> Float[Array, " points"]:
         """The posterior mean of f."""
         return self.features(x) @ weights
 
-    def log_marginal(
-        self, x: Float[Array, " points"], y: Float[Array, " points"]
-    ) -> Float[Array, ""]:
-        """The logarithm of N(y | 0, Φ Φᵀ + λ² I), by a Cholesky factor of that covariance."""
+    def log_marginal(self, x: Points, y: Points) -> Float[Array, ""]:
+        """Log N(y | 0, Φ Φᵀ + λ² I), by a Cholesky factor of the covariance."""
         phi = self.features(x)
         covariance = phi @ phi.T + self.noise**2 * jnp.eye(len(x))
         factor = jnp.linalg.cholesky(covariance)

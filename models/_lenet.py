@@ -1,4 +1,4 @@
-"""LeNet-5 for images, with features that can turn with them."""
+"""LeNet-5, with features that can be equivariant to quarter turns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from constrainx.errors import ArgumentError
 class LeNet(nnx.Module):
     """Two convolutions with pooling, then three dense layers.
 
-    The convolutions pad with zeros to keep the size, and the pooling windows tile it, so that a
-    rotation by quarter turns carries over to the features exactly where the kernels allow it.
+    Convolutions pad with zeros to keep the size, and pooling windows tile the image. A rotation of
+    the input by quarter turns therefore rotates the features exactly, if the kernels allow it.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -35,15 +35,15 @@ class LeNet(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if size % 4:
-            raise ArgumentError(f"`size` must be a multiple of 4, for two poolings, got {size}.")
+            raise ArgumentError(f"`size` must be a multiple of 4, to be pooled twice, got {size}.")
         first, second = channels
         self.first = nnx.Conv(inputs, first, (5, 5), rngs=rngs)
         self.second = nnx.Conv(first, second, (5, 5), rngs=rngs)
         widths = (second * (size // 4) ** 2, *hidden, classes)
         self.head = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in itertools.pairwise(widths)])
 
-    def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h/4 w/4 channels"]:
-        """What the convolutions see."""
+    def features(self, x: Float[Array, "batch h w c"]) -> Float[Array, "batch h//4 w//4 channels"]:
+        """The output of the convolutions."""
         x = nnx.avg_pool(nnx.relu(self.first(x)), (2, 2), strides=(2, 2))
         return nnx.avg_pool(nnx.relu(self.second(x)), (2, 2), strides=(2, 2))
 

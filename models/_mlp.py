@@ -29,7 +29,7 @@ class MLP(nnx.Module):
     ):
         if len(widths) < 2:
             raise ArgumentError(
-                f"`widths` must name the inputs and the outputs at least, got {tuple(widths)}."
+                f"`widths` must have at least two entries, inputs and outputs, got {tuple(widths)}."
             )
         self.activation = activation
         self.layers = nnx.List(
@@ -40,7 +40,7 @@ class MLP(nnx.Module):
         )
 
     def __call__(self, x: Float[Array, "batch inputs"]) -> Float[Array, "batch outputs"]:
-        """Applies the layers; none but the last is linear."""
+        """Applies the layers, with the activation after all but the last."""
         *hidden, last = self.layers
         for layer in hidden:
             x = self.activation(layer(x))

@@ -12,18 +12,18 @@ from jaxtyping import Array, Float
 
 
 class Swish(nnx.Module):
-    """x · sigmoid(β x) with a β that is learnt."""
+    """x · sigmoid(β x) with a learnable β."""
 
     def __init__(self) -> None:
         self.beta = nnx.Param(jnp.ones(()))
 
     def __call__(self, x: Array) -> Array:
-        """Applied to each entry."""
+        """Applies the function to each entry."""
         return x * jax.nn.sigmoid(self.beta[...] * x)
 
 
 class ScoreNetwork(nnx.Module):
-    """s(x, σ) = (x − h(x, σ)) / σ, with h a perceptron that is told log σ before its last layer.
+    """s(x, σ) = (x − h(x, σ)) / σ, where h is a perceptron whose last layer also sees log σ.
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
@@ -39,8 +39,10 @@ class ScoreNetwork(nnx.Module):
         self.noise_activations = nnx.List([Swish() for _ in range(2)])
         self.last = nnx.Linear(widths[-1] + 1, 2, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "batch 2"], sigma: Float[Array, " batch"]) -> Array:
-        """The score of the data with noise of that standard deviation."""
+    def __call__(
+        self, x: Float[Array, "batch 2"], sigma: Float[Array, " batch"]
+    ) -> Float[Array, "batch 2"]:
+        """The score at each point, for noise of the given standard deviation."""
         hidden = x
         for layer, activation in zip(self.layers, self.activations, strict=True):
             hidden = activation(layer(hidden))

@@ -1,4 +1,4 @@
-"""Eight simulated devices for the whole session; most tests use the first alone."""
+"""Eight simulated devices, and array annotations that are enforced, for the whole session."""
 
 import os
 
@@ -12,6 +12,12 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 import pytest
+from jaxtyping import install_import_hook
+
+from . import array_annotations as array_annotations  # where the hook looks for it
+
+# Stays for the session: most modules are imported by the tests that need them.
+install_import_hook("constrainx", "tests.array_annotations.check_arrays")
 
 
 @pytest.fixture

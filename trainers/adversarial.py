@@ -1,4 +1,4 @@
-"""Attacks on a classifier within a box around each input (PGD; Madry et al., 2018)."""
+"""Adversarial attacks on a classifier, in a box around each input (PGD; Madry et al., 2018)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from constrainx.trainers.classification import cross_entropy
 class Attack:
     """Projected gradient ascent on the loss, in the box ‖x' − x‖∞ ≤ radius and in [low, high].
 
-    Starts from the input itself and, with restarts, from random points of the box; of all points
-    visited, the one with the highest loss counts, so that more steps or restarts are never weaker.
+    It starts from the input itself and, with restarts, from random points of the box. The result is
+    the visited point with the highest loss, so that more steps or restarts never make it weaker.
 
     Attributes:
-        radius: of the box.
-        steps: of ascent.
-        step_size: of each, as a part of the radius.
-        restarts: from random points, in addition.
-        low: the least value that an input may have.
-        high: the largest.
+        radius: half the side of the box.
+        steps: the number of ascent steps.
+        step_size: the length of a step, as a fraction of the radius.
+        restarts: the number of additional starts from random points.
+        low: the lowest value that an input may have.
+        high: the highest value that an input may have.
     """
 
     radius: float
@@ -47,40 +47,40 @@ class Attack:
     def __call__(
         self, model: Any, x: Float[Array, "batch ..."], y: Int[Array, " batch"], key: Array
     ) -> Float[Array, "batch ..."]:
-        """The worst inputs found, as constants: no gradient goes through the attack."""
-        found = self._ascended(model, x, x, y)
+        """The worst inputs found, as constants: no gradient passes through the attack."""
+        found = self._ascend(model, x, x, y)
         for index in range(self.restarts):
             shift = jax.random.uniform(
                 jax.random.fold_in(key, index), x.shape, minval=-self.radius, maxval=self.radius
             )
-            other = self._ascended(model, self._into_box(x + shift, x), x, y)
-            found = _worse(losses(model, y), found, other)
+            other = self._ascend(model, self._clip_to_box(x + shift, x), x, y)
+            found = _pick_worse(losses(model, y), found, other)
         return jax.lax.stop_gradient(found)
 
-    def _ascended(self, model: Any, start: Array, x: Array, y: Array) -> Array:
+    def _ascend(self, model: Any, start: Array, x: Array, y: Array) -> Array:
         loss = losses(model, y)
         slope = jax.grad(lambda x: jnp.sum(loss(x)))
 
         def step(carry: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
             current, worst = carry
             moved = current + self.step_size * self.radius * jnp.sign(slope(current))
-            moved = self._into_box(moved, x)
-            return (moved, _worse(loss, worst, moved)), None
+            moved = self._clip_to_box(moved, x)
+            return (moved, _pick_worse(loss, worst, moved)), None
 
         (_, worst), _ = jax.lax.scan(step, (start, start), length=self.steps)
         return worst
 
-    def _into_box(self, moved: Array, x: Array) -> Array:
+    def _clip_to_box(self, moved: Array, x: Array) -> Array:
         inside = jnp.clip(moved, x - self.radius, x + self.radius)
         return jnp.clip(inside, self.low, self.high)
 
 
 def losses(model: Any, y: Int[Array, " batch"]) -> Callable[[Array], Float[Array, " batch"]]:
-    """The cross-entropy of each example."""
+    """The function from inputs to the cross-entropy of each example."""
     return lambda x: cross_entropy(model, {"x": x, "y": y})
 
 
-def _worse(loss: Callable[[Array], Array], first: Array, second: Array) -> Array:
-    """For each example, the input with the higher loss."""
+def _pick_worse(loss: Callable[[Array], Array], first: Array, second: Array) -> Array:
+    """Whichever of two inputs has the higher loss, for each example."""
     chosen = loss(second) > loss(first)
     return jnp.where(chosen.reshape(-1, *[1] * (first.ndim - 1)), second, first)

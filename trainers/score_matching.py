@@ -1,7 +1,7 @@
-"""Denoising score matching, and what a score is measured by.
+"""Denoising score matching, and metrics of a score function.
 
 Noise of standard deviation σ turns the data's density p into p_σ = p ∗ N(0, σ²I), with the score
-∇ log p_σ. Levels are spread evenly over log σ. A score function is (x, σ) ↦ s, both batched.
+∇ log p_σ. Noise levels are uniform in log σ. A score function is (x, σ) ↦ s, with batches of both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
+
+from constrainx.errors import MissingPackageError
 
 Score: TypeAlias = Callable[[Float[Array, "batch d"], Float[Array, " batch"]], Array]
 
@@ -30,7 +33,7 @@ class Noise:
         return self.smallest * (self.largest / self.smallest) ** t
 
     def added(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
-        """A batch with a level, noise and a noisy point for each example."""
+        """The batch with a noise level, noise and a noisy point for each example."""
         level_key, noise_key = jax.random.split(key)
         x = batch["x"]
         sigma = self.at(jax.random.uniform(level_key, x.shape[:1]))
@@ -38,7 +41,7 @@ class Noise:
         return {**batch, "sigma": sigma, "noise": noise, "noisy": x + sigma[:, None] * noise}
 
     def levels(self, count: int) -> Array:
-        """So many, from the smallest to the largest."""
+        """This many levels, from the smallest to the largest."""
         return self.at(jnp.linspace(0.0, 1.0, count))
 
 
@@ -51,7 +54,7 @@ def denoising_loss(score: Score, batch: dict[str, Array]) -> Float[Array, " batc
 def jacobians(
     score: Score, x: Float[Array, "batch d"], sigma: Float[Array, " batch"]
 ) -> Float[Array, "batch d d"]:
-    """∂s/∂x at each point; columns by forward mode."""
+    """∂s/∂x at each point, column by column in forward mode."""
 
     def column(direction: Array) -> Array:
         tangent = jnp.broadcast_to(direction, x.shape)
@@ -71,23 +74,23 @@ def normalised_asymmetry(jacobian: Float[Array, "batch d d"]) -> Float[Array, " 
 
 
 def kernel_density(
-    points: Float[Array, "points d"], x: Float[Array, "batch d"], sigma: Float[Array, ""]
+    points: Float[Array, "points d"], x: Float[Array, "batch d"], sigma: Float[ArrayLike, ""]
 ) -> tuple[Float[Array, " batch"], Float[Array, "batch d"]]:
     """The logarithm of p_σ and its gradient, exact for the empirical distribution of the points.
 
     Args:
-        points: the data, clean.
-        x: where.
-        sigma: one level.
+        points: the data without noise.
+        x: where to evaluate.
+        sigma: the noise level.
     """
-    d = points.shape[1]
+    d, variance = points.shape[1], jnp.square(sigma)
 
     def at(x: Float[Array, " d"]) -> tuple[Array, Array]:
-        exponents = -0.5 * jnp.sum((points - x) ** 2, axis=1) / sigma**2
+        exponents = -0.5 * jnp.sum((points - x) ** 2, axis=1) / variance
         weights = jax.nn.softmax(exponents)
         log = jax.nn.logsumexp(exponents) - math.log(len(points))
-        log -= 0.5 * d * jnp.log(2 * jnp.pi * sigma**2)
-        return log, (weights @ points - x) / sigma**2
+        log -= 0.5 * d * jnp.log(2 * jnp.pi * variance)
+        return log, (weights @ points - x) / variance
 
     return jax.lax.map(at, x, batch_size=64)
 
@@ -108,11 +111,16 @@ def log_density(
     Args:
         score: a score function.
         x: points with noise of the smallest level.
-        noise: between which levels.
+        noise: the levels to integrate between.
         log_prior: the log-density at the largest level.
-        rtol: of the solver.
+        rtol: the relative tolerance of the solver.
     """
-    import diffrax
+    try:
+        import diffrax
+    except ImportError as error:
+        raise MissingPackageError(
+            "`log_density` integrates with diffrax: pip install 'constrainx[science]'."
+        ) from error
 
     def flow(tau: Any, state: tuple[Array, Array], args: None) -> tuple[Array, Array]:
         del args

@@ -1,4 +1,4 @@
-"""Input pipelines whose position is one number, the step."""
+"""Input pipelines whose only position is the step."""
 
 from constrainx.data._arrays import arrays as arrays
 from constrainx.data._batches import Batches as Batches

@@ -1,4 +1,4 @@
-"""Batches out of arrays in memory, without Python work for each example."""
+"""Batches from arrays in memory, without Python work for each example."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from jaxtyping import PyTree
 
 from constrainx.data._batches import (
     Batches,
+    add_mask,
     check_batch,
     check_maskable,
     check_seed,
     check_step,
-    count_of,
-    masked,
-    rows_of,
+    count_examples,
+    local_rows,
 )
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 Augment: TypeAlias = Callable[[PyTree, np.random.Generator], PyTree]
 
-# Streams of random numbers that must not meet for any seed.
+# Different streams of random numbers for every seed.
 _ORDER, _AUGMENT = 0, 1
 
 
@@ -37,7 +37,7 @@ def arrays(
     shuffle: bool = True,
     augment: Augment | None = None,
 ) -> Batches:
-    """Batches out of arrays in memory.
+    """Batches from arrays in memory.
 
     Position k of the endless stream is example π_e(k mod n) with e = ⌊k / n⌋, where π_e is a
     permutation that is a function of the seed and e alone. Batches straddle epochs, so that no
@@ -47,12 +47,11 @@ def arrays(
         tree: a pytree of arrays, with examples along the first axis of each. They are moved to the
             host's memory once.
         batch: the size of the global batch. It may exceed the number of examples.
-        seed: of the order and of ``augment``.
-        shuffle: a new order each epoch; otherwise always that of the arrays.
-        augment: ``augment(batch, rng)`` returns a changed batch of the same size. It sees the
-            global batch, and each process keeps its own rows of the outcome: with P processes it is
-            computed P times, which is the price of a batch that does not depend on P. Not used by
-            `Batches.once`.
+        seed: for the order and for ``augment``.
+        shuffle: whether each epoch has a new order, or always that of the arrays.
+        augment: ``augment(batch, rng)`` returns a changed batch of the same size. Every process
+            computes it on the global batch and keeps its own rows, so that the batch does not
+            depend on the number of processes. `Batches.once` does not use it.
 
     >>> import constrainx.data, numpy as np
     >>> data = constrainx.data.arrays({"x": np.arange(5)}, batch=2, shuffle=False)
@@ -64,7 +63,7 @@ def arrays(
     check_seed(seed)
     if augment is not None and not callable(augment):
         raise ArgumentTypeError(f"`augment` must be a function of (batch, rng), got {augment!r}.")
-    examples = count_of(tree, of="the arrays")
+    examples = count_examples(tree, of="the arrays")
     if examples == 0:
         raise ArgumentError(
             "the arrays must have at least one example, got 0 along the first axis."
@@ -94,37 +93,39 @@ class _Arrays(Batches):
         self, step: int, *, process: int = 0, processes: int = 1
     ) -> Iterator[PyTree[np.ndarray]]:
         check_step(step)
-        return self._endless(step, rows_of(process, processes=processes, batch=self.batch))
+        return self._iterate(step, local_rows(process, processes=processes, batch=self.batch))
 
     def once(self, *, batch: int, process: int = 0, processes: int = 1) -> Iterator[dict[str, Any]]:
         check_maskable(self.tree)
-        return self._pass(batch, rows_of(process, processes=processes, batch=batch))
+        return self._iterate_once(batch, local_rows(process, processes=processes, batch=batch))
 
-    def _endless(self, step: int, rows: slice) -> Iterator[PyTree[np.ndarray]]:
+    def _iterate(self, step: int, rows: slice) -> Iterator[PyTree[np.ndarray]]:
         leaves, structure = jax.tree.flatten(self.tree)
-        order = functools.lru_cache(maxsize=2)(self._order)
+        order = functools.lru_cache(maxsize=2)(self._permute)
         wanted = rows if self.augment is None else slice(0, self.batch)
         while True:
             start = step * self.batch + wanted.start
-            index = self._index(order, start, wanted.stop - wanted.start)
+            index = self._find_examples(order, start, wanted.stop - wanted.start)
             # Not np.take, which copies all of an array that is not contiguous.
             batch = jax.tree.unflatten(structure, [leaf[index] for leaf in leaves])
-            yield batch if self.augment is None else self._augmented(batch, step, rows)
+            yield batch if self.augment is None else self._apply_augment(batch, step, rows)
             step += 1
 
-    def _pass(self, batch: int, rows: slice) -> Iterator[dict[str, Any]]:
+    def _iterate_once(self, batch: int, rows: slice) -> Iterator[dict[str, Any]]:
         for start in range(0, self.examples, batch):
             positions = np.arange(start + rows.start, start + rows.stop)
             index = np.minimum(positions, self.examples - 1)
             taken = jax.tree.map(lambda leaf, index=index: leaf[index], self.tree)
-            yield masked(taken, positions < self.examples)
+            yield add_mask(taken, positions < self.examples)
 
-    def _order(self, epoch: int) -> np.ndarray:
+    def _permute(self, epoch: int) -> np.ndarray:
         if not self.shuffle:
             return np.arange(self.examples)
         return np.random.default_rng([self.seed, _ORDER, epoch]).permutation(self.examples)
 
-    def _index(self, order: Callable[[int], np.ndarray], start: int, count: int) -> np.ndarray:
+    def _find_examples(
+        self, order: Callable[[int], np.ndarray], start: int, count: int
+    ) -> np.ndarray:
         epoch, first = divmod(start, self.examples)
         if first + count <= self.examples:
             return order(epoch)[first : first + count]
@@ -135,10 +136,10 @@ class _Arrays(Batches):
             epoch, first = epoch + 1, 0
         return np.concatenate(pieces)
 
-    def _augmented(self, batch: PyTree, step: int, rows: slice) -> PyTree[np.ndarray]:
+    def _apply_augment(self, batch: PyTree, step: int, rows: slice) -> PyTree[np.ndarray]:
         assert self.augment is not None
         changed = self.augment(batch, np.random.default_rng([self.seed, _AUGMENT, step]))
-        count = count_of(changed, of="what `augment` returns")
+        count = count_examples(changed, of="what `augment` returns")
         if count != self.batch:
             raise ArgumentError(
                 f"`augment` must return as many examples as it was given, {self.batch}, got "

@@ -1,4 +1,4 @@
-"""What a trainer iterates over: batches as a pure function of the step."""
+"""Batches as a pure function of the step, which is what a trainer iterates over."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MASK = "mask"
 
 
 class Batches(abc.ABC):
-    """A stream of batches without end, of which any step can be asked for.
+    """An endless stream of batches that can be read from any step.
 
-    The global batch of a step is the same whatever the number of processes. Process p of P is given
-    its contiguous rows [p·b, (p+1)·b), where b = batch / P, so that rows put together in the order
-    of the processes are the global batch.
+    The global batch of a step does not depend on the number of processes. Process p of P gets the
+    contiguous rows [p·b, (p+1)·b) of it, where b = batch / P, so that the rows of all processes, in
+    order, are the global batch.
 
-    Iterators may hold threads or worker processes: use them in `contextlib.closing`.
+    Iterators may own threads or worker processes: close them, for example by `contextlib.closing`.
 
     Attributes:
         batch: the size of the global batch.
-        examples: how many examples one pass has, or None if there is no such number.
-        is_cheap: whether a batch is there at once, so that a thread to fetch it would cost more.
+        examples: the number of examples in one pass, or None if the data has no end.
+        is_cheap: whether making a batch takes less time than handing it over from a thread would.
     """
 
     is_cheap: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class Batches(abc.ABC):
 
         Args:
             step: the first step, counted from zero.
-            process: which process asks.
+            process: the index of this process.
             processes: how many processes share each batch.
 
         Returns:
@@ -52,14 +52,14 @@ class Batches(abc.ABC):
 
     @abc.abstractmethod
     def once(self, *, batch: int, process: int = 0, processes: int = 1) -> Iterator[dict[str, Any]]:
-        """Every example once, in order, as they are without random changes.
+        """Every example once, in order and without random changes.
 
-        The last batch is filled up by repeating its last example, and each batch has an entry
-        ``"mask"``: float32, one for rows that count and zero for those that fill up.
+        The last batch is filled up by repeating its last example. Each batch has an entry
+        ``"mask"`` in float32: one for real rows, zero for those that fill up.
 
         Args:
-            batch: the size of the global batch, which need not be that of training.
-            process: which process asks.
+            batch: the size of the global batch, which may differ from that of training.
+            process: the index of this process.
             processes: how many processes share each batch.
 
         Returns:
@@ -67,8 +67,8 @@ class Batches(abc.ABC):
         """
 
 
-def rows_of(process: int, *, processes: int, batch: int) -> slice:
-    """The rows of a global batch that belong to a process."""
+def local_rows(process: int, *, processes: int, batch: int) -> slice:
+    """The rows of a global batch that belong to one process."""
     if processes < 1 or not 0 <= process < processes:
         raise ArgumentError(
             f"`process` must be at least 0 and below `processes`, got process {process} of "
@@ -102,13 +102,13 @@ def check_step(step: Any) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """Raises unless ``seed`` is one that both NumPy and Grain take."""
+    """Raises unless ``seed`` is valid for both NumPy and Grain."""
     whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     if not whole or not 0 <= seed < 2**32:
         raise ArgumentError(f"`seed` must be a whole number from 0 to 2**32 - 1, got {seed!r}.")
 
 
-def count_of(tree: PyTree, *, of: str) -> int:
+def count_examples(tree: PyTree, *, of: str) -> int:
     """The length of the first axis, which all leaves must share."""
     lengths: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -141,7 +141,7 @@ def check_maskable(tree: Any) -> None:
         )
 
 
-def masked(tree: Any, real: np.ndarray) -> dict[str, Any]:
-    """A batch with a mask of its real rows."""
+def add_mask(tree: Any, real: np.ndarray) -> dict[str, Any]:
+    """A copy of a batch with a mask of its real rows."""
     check_maskable(tree)
     return {**tree, MASK: real.astype(np.float32)}

@@ -11,14 +11,15 @@ def digits(tests: int, *, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[st
     """Training and test images in [0, 1] with their labels, split at random.
 
     Args:
-        tests: how many to hold out.
-        seed: of the split.
+        tests: the number of images to hold out.
+        seed: of the random split.
     """
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise MissingPackageError(
-            "the digits come with scikit-learn: pip install 'constrainx[science]'."
+            "`digits` needs scikit-learn, which brings the images: pip install "
+            "'constrainx[science]'."
         ) from error
     images, labels = load_digits(return_X_y=True)
     if not 0 < tests < len(labels):

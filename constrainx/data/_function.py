@@ -1,4 +1,4 @@
-"""Batches that a function draws afresh at each step."""
+"""Batches that a function draws at each step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from constrainx.data._batches import (
     check_batch,
     check_seed,
     check_step,
-    count_of,
-    rows_of,
+    count_examples,
+    local_rows,
 )
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
@@ -24,16 +24,16 @@ Draw: TypeAlias = Callable[[np.random.Generator, int], PyTree]
 
 
 def from_function(function: Draw, *, batch: int, seed: int = 0) -> Batches:
-    """Batches that a function draws afresh at each step.
+    """Batches that a function draws at each step.
 
     Every process draws the global batch and keeps its rows, so that batches do not depend on the
     number of processes.
 
     Args:
         function: ``function(rng, count)`` returns a pytree of arrays with ``count`` examples. It
-            must use no other randomness than ``rng``, which is a function of the seed and the step.
+            must draw from ``rng`` alone, which is a function of the seed and the step.
         batch: the size of the global batch.
-        seed: another seed gives other examples.
+        seed: determines all batches.
 
     >>> import constrainx.data
     >>> data = constrainx.data.from_function(lambda rng, n: {"x": rng.normal(size=(n, 3))}, batch=4)
@@ -44,11 +44,11 @@ def from_function(function: Draw, *, batch: int, seed: int = 0) -> Batches:
     check_seed(seed)
     if not callable(function):
         raise ArgumentTypeError(f"`function` must be a function of (rng, count), got {function!r}.")
-    return _Generated(function=function, batch=batch, seed=seed)
+    return _Drawn(function=function, batch=batch, seed=seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _Generated(Batches):
+class _Drawn(Batches):
     function: Draw
     batch: int
     seed: int
@@ -58,19 +58,19 @@ class _Generated(Batches):
         self, step: int, *, process: int = 0, processes: int = 1
     ) -> Iterator[PyTree[np.ndarray]]:
         check_step(step)
-        return self._endless(step, rows_of(process, processes=processes, batch=self.batch))
+        return self._iterate(step, local_rows(process, processes=processes, batch=self.batch))
 
     def once(self, *, batch: int, process: int = 0, processes: int = 1) -> Iterator[dict[str, Any]]:
         del batch, process, processes
         raise ArgumentTypeError(
-            "generated data has no end, so there is no pass over it. For evaluation, draw a fixed "
-            "set: cx.data.arrays(function(np.random.default_rng(1), 1000), batch=...)."
+            "`once` needs data with an end, and a function draws forever. For evaluation, draw a "
+            "fixed set: cx.data.arrays(function(np.random.default_rng(1), 1000), batch=...)."
         )
 
-    def _endless(self, step: int, rows: slice) -> Iterator[PyTree[np.ndarray]]:
+    def _iterate(self, step: int, rows: slice) -> Iterator[PyTree[np.ndarray]]:
         while True:
             drawn = self.function(np.random.default_rng([self.seed, step]), self.batch)
-            count = count_of(drawn, of="what `function` returns")
+            count = count_examples(drawn, of="what `function` returns")
             if count != self.batch:
                 raise ArgumentError(
                     f"`function` was asked for {self.batch} examples and returned {count}: make "

@@ -1,16 +1,21 @@
-"""Images that are moved a little, so that no two passes over the data are the same."""
+"""Random rotations, zooms and shifts of images, for augmentation."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 
 def move_image(
-    image: Float[Array, "height width channels"], *, angle: Array, zoom: Array, shift: Array
+    image: Float[Array, "height width channels"],
+    *,
+    angle: Float[ArrayLike, ""],
+    zoom: Float[ArrayLike, ""],
+    shift: Float[Array, 2],
 ) -> Float[Array, "height width channels"]:
-    """Turned about its centre, enlarged and shifted; zero where nothing was.
+    """Rotates an image about its centre, zooms and shifts it; pixels from outside are zero.
 
     >>> import jax.numpy as jnp
     >>> image = jnp.eye(3)[:, :, None]
@@ -21,14 +26,14 @@ def move_image(
 
     Args:
         image: pixels.
-        angle: in radians, as `jnp.rot90` turns.
+        angle: in radians, in the direction of `jnp.rot90`.
         zoom: above one to enlarge.
-        shift: down and to the right, in pixels, after the rest.
+        shift: down and to the right, in pixels, after rotation and zoom.
     """
     height, width = image.shape[:2]
     centre = jnp.array([height - 1, width - 1]) / 2
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    # From a pixel of the result to where it comes from.
+    # Maps a pixel of the result to where its value comes from.
     back = jnp.array([[cos, sin], [-sin, cos]]) / zoom
     pixels = jnp.stack(jnp.meshgrid(jnp.arange(height), jnp.arange(width), indexing="ij"), axis=-1)
     rows, columns = jnp.moveaxis((pixels - centre - shift) @ back.T + centre, -1, 0)
@@ -47,7 +52,15 @@ def jitter_images(
     zoom: float,
     shift: float,
 ) -> Float[Array, "batch height width channels"]:
-    """Each image moved at random, by at most so much either way."""
+    """Rotates, zooms and shifts each image at random.
+
+    Args:
+        images: a batch.
+        key: of the random numbers.
+        angle: the largest rotation either way, in radians.
+        zoom: the largest change of scale either way: 0.1 for factors from 0.9 to 1.1.
+        shift: the largest shift either way along each axis, in pixels.
+    """
     limits = jnp.array([angle, zoom, shift, shift])
     drawn = limits * jax.random.uniform(key, (len(images), 4), minval=-1, maxval=1)
     return jax.vmap(lambda x, d: move_image(x, angle=d[0], zoom=1 + d[1], shift=d[2:]))(

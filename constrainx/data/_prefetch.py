@@ -1,4 +1,4 @@
-"""Batches made ready in a background thread."""
+"""Reads ahead in a background thread."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Item = TypeVar("Item")
 
 
 class _End(NamedTuple):
-    """The last thing in the queue, with the error that ended the iterator, if one did."""
+    """The last item in the queue, with the error that ended the iterator, if there was one."""
 
     error: BaseException | None
 
 
 class Prefetched(Iterator[Item], Generic[Item]):
-    """An iterator that a thread keeps ahead of. Made by `prefetch`."""
+    """An iterator whose next items a thread has ready. Made by `prefetch`."""
 
     def __init__(self, iterator: Iterator[Item], *, size: int) -> None:
         self._iterator = iterator
         self._queue: queue.Queue[Any] = queue.Queue(size)
         self._stop = threading.Event()
         self._ended = False
-        # The thread must not refer to self, or an iterator that is dropped without `close` would
-        # never be collected and its thread never end.
+        # The thread must not refer to self: an iterator that is dropped without `close` would never
+        # be collected, and its thread would never end.
         self._thread = threading.Thread(
             target=_fill,
             args=(iterator, self._queue, self._stop),
@@ -48,7 +48,7 @@ class Prefetched(Iterator[Item], Generic[Item]):
         raise StopIteration
 
     def close(self) -> None:
-        """Ends the thread and closes the iterator. Harmless when called again."""
+        """Ends the thread and closes the iterator. May be called twice."""
         self._ended = True
         self._stop.set()
         _empty(self._queue)
@@ -66,11 +66,11 @@ class Prefetched(Iterator[Item], Generic[Item]):
 def prefetch(iterator: Iterator[Item], *, size: int = 2) -> Prefetched[Item]:
     """Keeps the next ``size`` items of an iterator ready, in a background thread.
 
-    An error of the iterator is raised where the item that it prevented would have come.
+    An error in the iterator is raised in place of the item that it prevented.
 
     Args:
-        iterator: must not be used by anyone else from here on.
-        size: how many items to keep ready; one more may be in the making.
+        iterator: must not be used elsewhere afterwards.
+        size: the number of items to keep ready; the thread may be making one more.
 
     >>> import contextlib, constrainx.data
     >>> with contextlib.closing(constrainx.data.prefetch(iter("abc"))) as letters:

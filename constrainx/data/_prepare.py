@@ -1,4 +1,4 @@
-"""Preparing data sets for reading, and listing those that are."""
+"""Prepares data sets for reading, and lists those that are prepared."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
-from constrainx.data._source import data_directory, tensorflow_datasets
+from constrainx.data._source import data_directory, import_tensorflow_datasets
 from constrainx.errors import ArgumentError, UserError
 
-# Offered first when a name is not known, because the recipes use them.
+# Suggested first for an unknown name.
 _FAMILIAR = ("fashion_mnist", "mnist", "cifar10", "svhn_cropped")
 
 
@@ -24,8 +24,8 @@ class Prepared(NamedTuple):
 
     Attributes:
         name: as `tfds` takes it.
-        splits: how many examples each split has.
-        bytes: how much of the disk it takes.
+        splits: the number of examples in each split.
+        bytes: its size on disk.
         path: the directory of its version.
     """
 
@@ -36,23 +36,23 @@ class Prepared(NamedTuple):
 
 
 def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepared:
-    """Downloads a data set and stores it for random access. Does nothing if that was done before.
+    """Downloads a data set and stores it for random access, unless that was done before.
 
     Args:
         name: as TFDS spells it.
-        data_dir: where to; by default the environment variable ``TFDS_DATA_DIR``, or else
+        data_dir: where to store it; by default the environment variable ``TFDS_DATA_DIR``, or else
             ``~/tensorflow_datasets``.
 
     Raises:
         ValueError: if TFDS knows no data set of this name.
         PreparationError: if it could not be downloaded or stored; the message says what to do.
     """
-    library = tensorflow_datasets()
+    library = import_tensorflow_datasets()
     directory = data_directory(data_dir)
     try:
         builder = library.builder(name, data_dir=directory)
-    except library.core.registered.DatasetNotFoundError as error:
-        raise ArgumentError(_unknown(name, library)) from error
+    except library.core.DatasetNotFoundError as error:
+        raise ArgumentError(_explain_unknown(name, library)) from error
     try:
         builder.download_and_prepare(file_format="array_record")
     except ImportError as error:
@@ -74,29 +74,29 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepar
             f"{builder.data_path}, which has no random access. Delete that directory and run "
             f"`constrainx data prepare {name}` again."
         )
-    return _described(builder)
+    return _describe(builder)
 
 
 def list_prepared(data_dir: str | os.PathLike[str] | None = None) -> list[Prepared]:
-    """The data sets that are ready to be read, by name.
+    """The data sets that are ready to be read, sorted by name.
 
     Args:
         data_dir: where to look; by default the environment variable ``TFDS_DATA_DIR``, or else
             ``~/tensorflow_datasets``.
     """
-    library = tensorflow_datasets()
+    library = import_tensorflow_datasets()
     directory = pathlib.Path(data_directory(data_dir))
-    # NAME/VERSION or NAME/CONFIG/VERSION; what is being written has a longer name.
+    # NAME/VERSION or NAME/CONFIG/VERSION; directories that are being written have longer names.
     found = [
         info.parent
         for pattern in ("*/*/dataset_info.json", "*/*/*/dataset_info.json")
         for info in directory.glob(pattern)
         if re.fullmatch(r"\d+\.\d+\.\d+", info.parent.name)
     ]
-    return sorted(_described(library.builder_from_directory(path)) for path in found)
+    return sorted(_describe(library.builder_from_directory(path)) for path in found)
 
 
-def _described(builder: Any) -> Prepared:
+def _describe(builder: Any) -> Prepared:
     info = builder.info
     config = f"/{info.config_name}" if info.config_name else ""
     return Prepared(
@@ -107,8 +107,8 @@ def _described(builder: Any) -> Prepared:
     )
 
 
-def _unknown(name: str, library: Any) -> str:
-    # Asking for community data sets, too, would go to the network.
+def _explain_unknown(name: str, library: Any) -> str:
+    # Listing community data sets as well would need the network.
     known = library.list_builders(with_community_datasets=False)
     wanted = re.split(r"[/:]", name)[0]
     near = difflib.get_close_matches(wanted, [*_FAMILIAR, *known], n=1, cutoff=0.5)

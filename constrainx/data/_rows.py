@@ -7,62 +7,64 @@ from collections.abc import Sequence
 from typing import Any
 
 import grain
+import jax
+import numpy as np
 from jaxtyping import PyTree
 
+from constrainx.errors import ArgumentError
 
-class Rows(grain.MapDataset):
-    """Local element i is element (s + ⌊i/b⌋)·B + p·b + i mod b of the parent.
 
-    B is the size of the global batch, b that of this process p, s the first step. Grain's own
-    ``ElasticIterator`` gives process p every P-th example instead, and then the order of examples
-    within the global batch depends on P.
+class Rows:
+    """A process's rows of each batch, by random access as Grain wants it of a source.
 
-    Past the parent's end comes its last element, over and over: a full last batch of a pass.
+    Of batch i these are the elements (s + i)·B + p·b to (s + i)·B + (p + 1)·b − 1 of the examples,
+    where B is the size of the global batch, b that of process p, and s the first step. Past the end
+    of the examples the last of them is repeated, which fills up the last batch of a pass.
+
+    Grain's own ``ElasticIterator`` gives process p every P-th example instead, and then the order
+    of examples within the global batch depends on P.
     """
 
     def __init__(
-        self, parent: grain.MapDataset, *, batch: int, rows: slice, step: int, steps: int
+        self, examples: grain.MapDataset, *, batch: int, rows: slice, step: int, steps: int
     ) -> None:
-        super().__init__(parent)
+        self._examples = examples
         self._batch = batch
-        self._first = rows.start
-        self._count = rows.stop - rows.start
+        self._rows = rows
         self._step = step
-        self._length = steps * self._count
-        self._last = len(parent) - 1
+        self._steps = steps
+        self._last = len(examples) - 1
 
     def __len__(self) -> int:
-        return self._length
+        return self._steps
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.slice(index)
-        return self._parent[self._position(index)]
-
-    def _getitems(self, indices: Sequence[int]) -> Sequence[Any]:
-        return self._parent._getitems([self._position(index) for index in indices])
-
-    def _position(self, index: int) -> int:
-        step, row = divmod(index, self._count)
-        return min((self._step + step) * self._batch + self._first + row, self._last)
-
-    def __str__(self) -> str:
-        return f"Rows[{self._first}:{self._first + self._count} of {self._batch}]"
-
-    @property
-    def _element_spec(self) -> PyTree:
-        return grain.experimental.get_element_spec(self._parent)
+    def __getitem__(self, index: int) -> PyTree[np.ndarray]:
+        start = (self._step + index) * self._batch
+        positions = range(start + self._rows.start, start + self._rows.stop)
+        return _stack([self._examples[min(position, self._last)] for position in positions])
 
 
-def endless(examples: grain.MapDataset, *, batch: int, rows: slice, step: int) -> grain.MapDataset:
-    """This process's rows of all batches from a step on, of a data set that repeats."""
+def batch_forever(
+    examples: grain.MapDataset, *, batch: int, rows: slice, step: int
+) -> grain.MapDataset:
+    """A process's rows of every batch from a step on, of examples that repeat."""
     steps = sys.maxsize // batch - step
-    return Rows(examples, batch=batch, rows=rows, step=step, steps=steps).batch(
-        rows.stop - rows.start
+    return grain.MapDataset.source(
+        Rows(examples, batch=batch, rows=rows, step=step, steps=steps),
     )
 
 
-def one_pass(examples: grain.MapDataset, *, batch: int, rows: slice) -> grain.MapDataset:
-    """This process's rows of the batches of one pass, the last of them filled up."""
+def batch_once(examples: grain.MapDataset, *, batch: int, rows: slice) -> grain.MapDataset:
+    """A process's rows of the batches of one pass, the last of which is filled up."""
     steps = -(-len(examples) // batch)
-    return Rows(examples, batch=batch, rows=rows, step=0, steps=steps).batch(rows.stop - rows.start)
+    return grain.MapDataset.source(Rows(examples, batch=batch, rows=rows, step=0, steps=steps))
+
+
+def _stack(examples: Sequence[Any]) -> PyTree[np.ndarray]:
+    try:
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *examples)
+    except ValueError as error:
+        raise ArgumentError(
+            f"the examples of a batch must have the same entries and shapes, and stacking them "
+            f"failed: {error} Make them equal with `transforms`, such as a crop."
+        ) from error

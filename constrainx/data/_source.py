@@ -1,4 +1,4 @@
-"""Finding prepared data sets on the disk."""
+"""Finds prepared data sets on disk."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from constrainx.errors import ArgumentError, MissingPackageError, UserError
 
 
 class DataNotFoundError(UserError, FileNotFoundError):
-    """A data set has not been prepared where it was looked for."""
+    """A data set has not been prepared in the directory that was searched."""
 
 
-def source(name: str, split: str, data_dir: str | os.PathLike[str] | None) -> Any:
+def open_source(name: str, split: str, data_dir: str | os.PathLike[str] | None) -> Any:
     """The examples of a prepared data set, by random access."""
-    library = tensorflow_datasets()
+    library = import_tensorflow_datasets()
     directory = data_directory(data_dir)
     try:
         builder = library.builder(name, data_dir=directory)
-    except library.core.registered.DatasetNotFoundError:
+    except library.core.DatasetNotFoundError:
         builder = None
     if builder is None or not builder.info.splits:
         raise DataNotFoundError(
@@ -40,19 +40,18 @@ def source(name: str, split: str, data_dir: str | os.PathLike[str] | None) -> An
 
 
 def data_directory(data_dir: str | os.PathLike[str] | None) -> str:
-    """Where data sets are looked for."""
+    """The directory in which data sets are looked for."""
     chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return os.path.expanduser(os.fspath(chosen))
 
 
-def tensorflow_datasets() -> Any:
-    """The library, which is an optional dependency."""
+def import_tensorflow_datasets() -> Any:
+    """Imports an optional dependency, or says how to install it."""
     try:
         import tensorflow_datasets
     except ImportError as error:
         raise MissingPackageError(
-            "data sets of TFDS need the optional packages of `constrainx[data]`, and importing "
-            f"tensorflow_datasets failed: {error}. Install them with "
+            f"data sets of TFDS need tensorflow_datasets, and importing it failed: {error}. Run "
             "`pip install 'constrainx[data]'`."
         ) from error
     return tensorflow_datasets

@@ -17,14 +17,15 @@ from constrainx.report._plots import (
     FIGURES,
     MARKERS,
     Shown,
-    constraints_of,
-    distinct,
-    draw,
-    evaluated_in,
-    panels_of,
-    shortened,
+    arrange_panels,
+    draw_panels,
+    find_constraints,
+    find_evaluated,
+    name_folders,
+    shorten_names,
 )
-from constrainx.report._runs import ReportError, Row, Run, as_number, load, series
+from constrainx.report._runs import ReportError, Row, Run, as_number, load, read_series
+from constrainx.runtime import constraint_metric, parse_violation_metric, violation_metric
 
 _STYLE = """
 :root{color-scheme:light dark}
@@ -50,12 +51,13 @@ _HIGHER_IS_BETTER = frozenset(
 
 
 def write(runs: Sequence[pathlib.Path], *, out: pathlib.Path) -> pathlib.Path:
-    """Writes the plots of all runs, laid over each other, and a page that holds everything.
+    """Writes plots that show all runs together, and one page that holds everything.
 
     Args:
         runs: The folders of the runs; one that is given twice is shown once.
-        out: The folder to write to, which is made if need be: `report.html`, and of `loss.png`,
-            `violation.png`, `metrics.png`, `solver.png` and `time.png` those that have data.
+        out: The folder to write to, which is created if there is none. It gets `report.html`, and
+            those of `loss.png`, `violation.png`, `metrics.png`, `solver.png` and `time.png` that
+            have data to show.
 
     Returns:
         The path of the page.
@@ -65,9 +67,9 @@ def write(runs: Sequence[pathlib.Path], *, out: pathlib.Path) -> pathlib.Path:
     """
     folders = list({pathlib.Path(run).resolve(): pathlib.Path(run) for run in runs}.values())
     if not folders:
-        raise ReportError("`runs` is empty, at least one was wanted; give the folder of a run.")
+        raise ReportError("`runs` must name at least one run, got none: give the folder of a run.")
     loaded = [load(folder) for folder in folders]
-    names = distinct([folder.resolve() for folder in folders])
+    names = name_folders([folder.resolve() for folder in folders])
     shown = [
         Shown(
             run,
@@ -78,58 +80,59 @@ def write(runs: Sequence[pathlib.Path], *, out: pathlib.Path) -> pathlib.Path:
             marker=MARKERS[index % len(MARKERS)],
         )
         for index, (run, name, label) in enumerate(
-            zip(loaded, names, shortened(names), strict=True)
+            zip(loaded, names, shorten_names(names), strict=True)
         )
     ]
     page = out / "report.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if page.exists():  # An older report's plots must not pass for this one's.
+        if page.exists():  # Plots of an older report must not be taken for those of this one.
             for name in FIGURES:
                 (out / f"{name}.png").unlink(missing_ok=True)
         images = {}
-        for name, panels in panels_of(loaded).items():
+        for name, panels in arrange_panels(loaded).items():
             if panels:
                 path = out / f"{name}.png"
-                draw(panels, shown, path=path)
+                draw_panels(panels, shown, path=path)
                 images[name] = path.read_bytes()
         # A lone surrogate, which JSON allows, cannot be encoded.
-        page.write_text(_page(shown, images), encoding="utf-8", errors="replace")
+        page.write_text(_make_page(shown, images), encoding="utf-8", errors="replace")
     except OSError as error:
         raise ReportError(
-            f"`out`: {out} cannot be written to ({error.strerror}), a folder was wanted; "
-            "choose another one."
+            f"`out` must be a folder that can be written to, got {out}: {error.strerror}. Choose "
+            "another one."
         ) from error
     return page
 
 
-def _table(shown: Sequence[Shown]) -> str:
+def _make_table(shown: Sequence[Shown]) -> str:
     runs = [one.run for one in shown]
     columns: list[tuple[str, list[str]]] = [
         ("steps", [f"{max(_steps(run), default=0):.0f}" for run in runs])
     ]
-    columns.append(("last loss", [_last(run.train, "loss") for run in runs]))
-    for key in evaluated_in(runs):
-        if not key.startswith("violation/"):
+    columns.append(("last loss", [_last_value(run.train, "loss") for run in runs]))
+    for key in find_evaluated(runs):
+        if parse_violation_metric(key) is None:
             best, word = (max, "highest") if _is_higher_better(key) else (min, "lowest")
-            figures = [series(run.evaluation, key)[1] for run in runs]
+            figures = [read_series(run.evaluation, key)[1] for run in runs]
             finite = [[value for value in some if math.isfinite(value)] for some in figures]
             columns.append(
-                (f"{key}, {word}", [_figure(best(some)) if some else "–" for some in finite])
+                (f"{key}, {word}", [_format_figure(best(some)) if some else "–" for some in finite])
             )
-            columns.append((f"{key}, last", [_last(run.evaluation, key) for run in runs]))
-    for name in constraints_of(runs):
+            columns.append((f"{key}, last", [_last_value(run.evaluation, key) for run in runs]))
+    for name in find_constraints(runs):
+        trained, evaluated = constraint_metric(name, "violation"), violation_metric(name)
         for word, cells in (
-            ("training", [_last(run.train, f"constraints/{name}/violation") for run in runs]),
-            ("evaluation", [_last(run.evaluation, f"violation/{name}") for run in runs]),
+            ("training", [_last_value(run.train, trained) for run in runs]),
+            ("evaluation", [_last_value(run.evaluation, evaluated) for run in runs]),
         ):
             if set(cells) != {"–"}:
                 columns.append((f"violation of {name}, last, {word}", cells))
-    columns.append(("steps/s, median", [_rate(run) for run in runs]))
-    columns.append(("total time", [_duration(run) for run in runs]))
+    columns.append(("steps/s, median", [_median_rate(run) for run in runs]))
+    columns.append(("total time", [_format_duration(run) for run in runs]))
     head = "".join(f'<th scope="col">{html.escape(heading)}</th>' for heading, _ in columns)
     body = "".join(
-        f'<tr><th scope="row">{_named(one)}</th>'
+        f'<tr><th scope="row">{_label_run(one)}</th>'
         + "".join(f"<td>{html.escape(cells[index])}</td>" for _, cells in columns)
         + "</tr>\n"
         for index, one in enumerate(shown)
@@ -140,7 +143,7 @@ def _table(shown: Sequence[Shown]) -> str:
     )
 
 
-def _named(one: Shown) -> str:
+def _label_run(one: Shown) -> str:
     swatch = f'<span class="swatch" style="background:{one.color}"></span>'
     return swatch + html.escape(one.name)
 
@@ -153,22 +156,22 @@ def _is_higher_better(key: str) -> bool:
     return not _HIGHER_IS_BETTER.isdisjoint(re.split(r"[^a-z0-9]+", key.lower()))
 
 
-def _figure(value: float) -> str:
+def _format_figure(value: float) -> str:
     return f"{value:.4g}" if not math.isnan(value) else "NaN"
 
 
-def _last(rows: Sequence[Row], key: str) -> str:
+def _last_value(rows: Sequence[Row], key: str) -> str:
     values = [as_number(row[key]) for row in rows if key in row]
-    return _figure(values[-1]) if values else "–"
+    return _format_figure(values[-1]) if values else "–"
 
 
-def _rate(run: Run) -> str:
-    # The median, because the first line counts the compilation in.
-    rates = [rate for rate in series(run.train, "steps_per_second")[1] if math.isfinite(rate)]
-    return _figure(statistics.median(rates)) if rates else "–"
+def _median_rate(run: Run) -> str:
+    # The median, because the first line includes compilation.
+    rates = [rate for rate in read_series(run.train, "steps_per_second")[1] if math.isfinite(rate)]
+    return _format_figure(statistics.median(rates)) if rates else "–"
 
 
-def _duration(run: Run) -> str:
+def _format_duration(run: Run) -> str:
     total = max(_elapsed(run.train), _elapsed(run.evaluation))
     if total <= 0:
         return "–"
@@ -181,9 +184,9 @@ def _duration(run: Run) -> str:
 
 
 def _elapsed(rows: Sequence[Row]) -> float:
-    """The time of the last line, added up over resumes if these start the clock anew."""
+    """The time of the last line, plus that before each resume that restarted the clock."""
     total = last = 0.0
-    for time in series(rows, "time")[1]:
+    for time in read_series(rows, "time")[1]:
         if math.isfinite(time):
             if time < last:
                 total += last
@@ -191,14 +194,14 @@ def _elapsed(rows: Sequence[Row]) -> float:
     return total + last
 
 
-def _page(shown: Sequence[Shown], images: dict[str, bytes]) -> str:
+def _make_page(shown: Sequence[Shown], images: dict[str, bytes]) -> str:
     title = "Report: " + ", ".join(one.name for one in shown[:3]) + (", …" if shown[3:] else "")
     parts = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width,initial-scale=1">',
         f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
         f"<h1>{'Training run' if len(shown) == 1 else f'{len(shown)} training runs'}</h1>",
-        _table(shown),
+        _make_table(shown),
     ]
     for name, image in images.items():
         data = base64.b64encode(image).decode()
@@ -208,7 +211,7 @@ def _page(shown: Sequence[Shown], images: dict[str, bytes]) -> str:
         )
     parts.append("<h2>Runs</h2>")
     for one in shown:
-        parts.append(f"<h3>{_named(one)}</h3>")
+        parts.append(f"<h3>{_label_run(one)}</h3>")
         for word, content in (("Config", one.run.config), ("Environment", one.run.environment)):
             text = json.dumps(content, indent=2, ensure_ascii=False) if content else "not recorded"
             parts.append(

@@ -15,22 +15,23 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
-from constrainx.report._runs import Run, printable, series
+from constrainx.report._runs import Run, read_series, replace_unprintable
+from constrainx.runtime import (
+    constraint_metric,
+    parse_constraint_metric,
+    parse_violation_metric,
+    violation_metric,
+)
 
 Dashes = Literal["-", "--", ":", "-."]
 
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow (too faint
-# on white) and with grey for black (which vanishes on a dark page).
+# Okabe and Ito's colours, which colour-blind readers can tell apart. Yellow is left out as too
+# faint on white, and grey replaces black, which would vanish on a dark page.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B6B6B")
-
-
 DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
-
-
 MARKERS = ("o", "s", "^", "D")
-
-
+# The title of each figure, by the name of its file.
 FIGURES = {
     "loss": "Loss",
     "violation": "Violation of the constraints",
@@ -38,11 +39,13 @@ FIGURES = {
     "solver": "Solver iterations",
     "time": "Time",
 }
+# The fields of a constraint's report that panels show.
+_DRAWN = ("violation", "iterations")
 
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """A run with the name and the looks that it keeps throughout the page."""
+    """A run, with the name, colour and marker that it keeps throughout the page."""
 
     run: Run
     name: str
@@ -62,8 +65,9 @@ class Panel:
     scale: Literal["log", "wide", "zero", "share"]
 
 
-def panels_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
-    constraints = constraints_of(runs)
+def arrange_panels(runs: Sequence[Run]) -> dict[str, list[Panel]]:
+    """The panels of each figure, without those that no run has data for."""
+    constraints = find_constraints(runs)
     panels = {
         "loss": [Panel(title="training loss", train="loss", scale="log")],
         "violation": [
@@ -71,23 +75,25 @@ def panels_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
             for name in constraints
             for panel in (
                 Panel(
-                    title=f"{name}, on held-out data", evaluation=f"violation/{name}", scale="log"
+                    title=f"{name}, on held-out data",
+                    evaluation=violation_metric(name),
+                    scale="log",
                 ),
                 # Rows are reduced and scaled for the step: not the figure that people read.
                 Panel(
                     title=f"{name}, root mean square of the rows in training",
-                    train=f"constraints/{name}/violation",
+                    train=constraint_metric(name, "violation"),
                     scale="log",
                 ),
             )
         ],
         "metrics": [
             Panel(title=key, evaluation=key, scale="wide")
-            for key in evaluated_in(runs)
-            if not key.startswith("violation/")
+            for key in find_evaluated(runs)
+            if parse_violation_metric(key) is None
         ],
         "solver": [
-            Panel(title=name, train=f"constraints/{name}/iterations", scale="zero")
+            Panel(title=name, train=constraint_metric(name, "iterations"), scale="zero")
             for name in constraints
         ],
         "time": [
@@ -96,21 +102,21 @@ def panels_of(runs: Sequence[Run]) -> dict[str, list[Panel]]:
         ],
     }
     return {
-        name: [panel for panel in group if any(values_of(panel, run) for run in runs)]
+        name: [panel for panel in group if any(finite_values(panel, run) for run in runs)]
         for name, group in panels.items()
     }
 
 
-def constraints_of(runs: Sequence[Run]) -> list[str]:
+def find_constraints(runs: Sequence[Run]) -> list[str]:
     """The names of the constraints, in the order in which they first appear."""
-    fields = dict.fromkeys(key for run in runs for row in run.train for key in row)
-    found = [re.fullmatch(r"constraints/(.+)/(violation|iterations)", key) for key in fields]
-    trained = [match[1] for match in found if match]
-    evaluated = [key for key in evaluated_in(runs) if key.startswith("violation/")]
-    return list(dict.fromkeys([*trained, *(key.removeprefix("violation/") for key in evaluated)]))
+    keys = dict.fromkeys(key for run in runs for row in run.train for key in row)
+    figures = [parse_constraint_metric(key) for key in keys]
+    trained = [figure[0] for figure in figures if figure and figure[1] in _DRAWN]
+    evaluated = [parse_violation_metric(key) for key in find_evaluated(runs)]
+    return list(dict.fromkeys([*trained, *(name for name in evaluated if name)]))
 
 
-def evaluated_in(runs: Sequence[Run]) -> list[str]:
+def find_evaluated(runs: Sequence[Run]) -> list[str]:
     """The figures that evaluations recorded, in the order in which they first appear."""
     return list(
         dict.fromkeys(
@@ -124,15 +130,18 @@ def evaluated_in(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def values_of(panel: Panel, run: Run) -> list[float]:
-    values = series(run.train, panel.train)[1] + series(run.evaluation, panel.evaluation)[1]
-    return [value for value in values if math.isfinite(value)]
+def finite_values(panel: Panel, run: Run) -> list[float]:
+    """All that a run contributes to a panel, to choose the axis by."""
+    trained = read_series(run.train, panel.train)[1]
+    evaluated = read_series(run.evaluation, panel.evaluation)[1]
+    return [value for value in (*trained, *evaluated) if math.isfinite(value)]
 
 
-def draw(panels: Sequence[Panel], shown: Sequence[Shown], *, path: pathlib.Path) -> None:
+def draw_panels(panels: Sequence[Panel], shown: Sequence[Shown], *, path: pathlib.Path) -> None:
+    """Writes one figure: panels below each other, in two columns if there are many."""
     columns = 1 if len(panels) <= 4 else 2
     rows = math.ceil(len(panels) / columns)
-    entries = _legend(panels, shown)
+    entries = _make_legend(panels, shown)
     longest = max((len(label) for label, _ in entries), default=0)
     legend_columns = max(1, min(4, len(entries), 84 * columns // (longest + 8)))
     legend_rows = math.ceil(len(entries) / legend_columns)
@@ -146,7 +155,7 @@ def draw(panels: Sequence[Panel], shown: Sequence[Shown], *, path: pathlib.Path)
             if index >= len(panels):
                 axes.set_visible(False)
                 continue
-            _fill(axes, panels[index], shown)
+            _draw_panel(axes, panels[index], shown)
             if index + columns >= len(panels):
                 axes.set_xlabel("step")
                 axes.tick_params(labelbottom=True)
@@ -166,7 +175,7 @@ def draw(panels: Sequence[Panel], shown: Sequence[Shown], *, path: pathlib.Path)
         figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
-def _legend(panels: Sequence[Panel], shown: Sequence[Shown]) -> list[tuple[str, Line2D]]:
+def _make_legend(panels: Sequence[Panel], shown: Sequence[Shown]) -> list[tuple[str, Line2D]]:
     entries = []
     if len(shown) > 1:
         for one in shown:
@@ -174,7 +183,7 @@ def _legend(panels: Sequence[Panel], shown: Sequence[Shown]) -> list[tuple[str, 
             entries.append((one.label, line))
     runs = [one.run for one in shown]
     if any(
-        panel.train and any(series(run.evaluation, panel.evaluation)[0] for run in runs)
+        panel.train and any(read_series(run.evaluation, panel.evaluation)[0] for run in runs)
         for panel in panels
     ):
         dark = "#333333"
@@ -184,11 +193,11 @@ def _legend(panels: Sequence[Panel], shown: Sequence[Shown]) -> list[tuple[str, 
     return entries
 
 
-def _fill(axes: Axes, panel: Panel, shown: Sequence[Shown]) -> None:
+def _draw_panel(axes: Axes, panel: Panel, shown: Sequence[Shown]) -> None:
     for one in shown:
-        steps, values = series(one.run.train, panel.train)
+        steps, values = read_series(one.run.train, panel.train)
         finite = [False, *map(math.isfinite, values), False]
-        # A point without neighbours has no line to be seen by.
+        # A point without neighbours is on no line, and would not be seen.
         alone = [
             index
             for index in range(len(values))
@@ -199,15 +208,15 @@ def _fill(axes: Axes, panel: Panel, shown: Sequence[Shown]) -> None:
             marker=".", markevery=alone,
         )  # fmt: skip
         axes.plot(
-            *series(one.run.evaluation, panel.evaluation), color=one.color,
+            *read_series(one.run.evaluation, panel.evaluation), color=one.color,
             linestyle="" if panel.train else one.dashes, linewidth=1.3, marker=one.marker,
             markersize=5, markeredgecolor="white", markeredgewidth=0.6,
         )  # fmt: skip
-    values = [value for one in shown for value in values_of(panel, one.run)]
+    values = [value for one in shown for value in finite_values(panel, one.run)]
     low, high = min(values), max(values)
     if low > 0 and (panel.scale == "log" or (panel.scale == "wide" and high > 100 * low)):
         axes.set_yscale("log")
-        if high < 10 * low:  # Too few powers of ten to read the axis by.
+        if high < 10 * low:  # Powers of ten alone would label too little of the axis.
             axes.yaxis.set_major_locator(MaxNLocator(5))
             axes.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
             axes.yaxis.set_minor_locator(NullLocator())
@@ -215,24 +224,24 @@ def _fill(axes: Axes, panel: Panel, shown: Sequence[Shown]) -> None:
         axes.set_ylim(bottom=min(0.0, low), top=1.08 * high if high > 0 else 1.0)
     if panel.scale == "share":
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
-    axes.set_title(printable(panel.title), loc="left", fontsize=10, parse_math=False)
+    axes.set_title(replace_unprintable(panel.title), loc="left", fontsize=10, parse_math=False)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=9, which="both")
 
 
-def distinct(folders: Sequence[pathlib.Path]) -> list[str]:
+def name_folders(folders: Sequence[pathlib.Path]) -> list[str]:
     """The folders' names, with as many of their parents as it takes to tell them apart."""
     for depth in range(1, max(len(folder.parts) for folder in folders) + 1):
         names = ["/".join(folder.parts[-depth:]) for folder in folders]
         if len(set(names)) == len(names):
             break
-    return [printable(name) for name in names]
+    return [replace_unprintable(name) for name in names]
 
 
-def shortened(names: Sequence[str]) -> list[str]:
-    """The names with the words that all of them begin with replaced by an ellipsis."""
+def shorten_names(names: Sequence[str]) -> list[str]:
+    """The names, with an ellipsis in place of the words that all of them begin with."""
     words = [re.split(r"(?<=[-_./ ])", name) for name in names]
     common = 0
     # The last word stays, so that no name is left empty.

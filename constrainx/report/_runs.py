@@ -27,8 +27,8 @@ class Run:
         name: The name of the run's folder.
         config: The contents of `config.json`, empty if there is none.
         environment: The contents of `environment.json`, empty if there is none.
-        train: The lines of kind "train" that hold after all resumes, by step.
-        evaluation: The lines of kind "eval" that hold after all resumes, by step.
+        train: The lines of kind "train" by step, without those that a resume replaced.
+        evaluation: The lines of kind "eval", likewise.
         events: All lines of kind "event", in the order of the file.
     """
 
@@ -43,8 +43,8 @@ class Run:
 def load(run: pathlib.Path) -> Run:
     """Reads a run's folder.
 
-    A last line that a crash cut off is ignored. A resume drops what came before it in the file and
-    lies beyond its step, and of two lines of the same kind and step the later one holds.
+    A last line that a crash cut off is ignored. Where a run was resumed, earlier lines of steps
+    after the resume are dropped, and of two lines of the same kind and step the later one counts.
 
     Args:
         run: The folder, which holds `metrics.jsonl`.
@@ -57,15 +57,17 @@ def load(run: pathlib.Path) -> Run:
     """
     run = pathlib.Path(run)
     if not run.exists():
-        raise ReportError(f"`runs`: {run} does not exist; give the folder of a training run.")
+        raise ReportError(f"`runs` must be folders of training runs, and {run} does not exist.")
     metrics = run / "metrics.jsonl"
     if not metrics.is_file():
-        found = _nearest(run)
-        fix = f"did you mean {found}?" if found else "give the folder that holds that file."
-        raise ReportError(f"`runs`: {run} is not a run folder, it has no metrics.jsonl; {fix}")
+        found = _find_run_near(run)
+        fix = f"Did you mean {found}?" if found else "Give the folder that holds that file."
+        raise ReportError(
+            f"`runs` must be folders of training runs, and {run} has no metrics.jsonl. {fix}"
+        )
     kept: dict[tuple[str, float], Row] = {}
     events: list[Row] = []
-    for row in _rows(metrics):
+    for row in _read_rows(metrics):
         if row["kind"] == "event":
             events.append(row)
             if str(row.get("message", "")).lower().startswith("resumed"):
@@ -74,25 +76,25 @@ def load(run: pathlib.Path) -> Run:
             kept[row["kind"], row["step"]] = row
     if not kept and not events:
         raise ReportError(
-            f"`runs`: {metrics} is empty, a complete line was wanted; the run ended before it "
-            "logged anything: leave it out or run it again."
+            f"`runs` must have logged something, and {metrics} has no complete line: the run ended "
+            "too early. Leave it out, or run it again."
         )
     rows = sorted(kept.values(), key=lambda row: row["step"])
     return Run(
-        name=printable(run.resolve().name),
-        config=_object(run / "config.json"),
-        environment=_object(run / "environment.json"),
+        name=replace_unprintable(run.resolve().name),
+        config=_read_object(run / "config.json"),
+        environment=_read_object(run / "environment.json"),
         train=[row for row in rows if row["kind"] == "train"],
         evaluation=[row for row in rows if row["kind"] == "eval"],
         events=events,
     )
 
 
-def _nearest(folder: pathlib.Path) -> pathlib.Path | None:
+def _find_run_near(folder: pathlib.Path) -> pathlib.Path | None:
     if folder.is_file():
         return folder.parent if (folder.parent / "metrics.jsonl").is_file() else None
     level = [folder]
-    for _ in range(4):  # Deeper than this is somebody's home, not a folder of runs.
+    for _ in range(4):  # Searching deeper could mean walking through a home directory.
         below: list[pathlib.Path] = []
         for parent in level:
             try:
@@ -106,7 +108,7 @@ def _nearest(folder: pathlib.Path) -> pathlib.Path | None:
     return None
 
 
-def _rows(path: pathlib.Path) -> Iterable[Row]:
+def _read_rows(path: pathlib.Path) -> Iterable[Row]:
     # Bytes, because a crash may cut a character in two.
     lines = [
         (number, line)
@@ -120,47 +122,49 @@ def _rows(path: pathlib.Path) -> Iterable[Row]:
             if number == lines[-1][0]:
                 return
             raise ReportError(
-                f"{path}, line {number}: not JSON ({error}), an object was wanted; "
-                "repair or remove that line."
+                f"{path}, line {number}, must be a JSON object, and is not JSON: {error}. "
+                "Repair or remove that line."
             ) from error
         step = row.get("step") if isinstance(row, dict) else None
         if not math.isfinite(as_number(step)) or row.get("kind") not in ("train", "eval", "event"):
             raise ReportError(
-                f"{path}, line {number}: got {json.dumps(row)[:80]}, wanted an object with a "
-                'number as "step" and "train", "eval" or "event" as "kind"; repair or remove '
-                "that line."
+                f'{path}, line {number}, must be an object with a number as "step" and '
+                f'"train", "eval" or "event" as "kind", got {json.dumps(row)[:80]}. Repair or '
+                "remove that line."
             )
         yield row
 
 
-def _object(path: pathlib.Path) -> Row:
+def _read_object(path: pathlib.Path) -> Row:
     if not path.is_file():
         return {}
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
         raise ReportError(
-            f"{path}: not JSON ({error}), an object was wanted; repair or remove it."
+            f"{path} must be a JSON object, and is not JSON: {error}. Repair or remove it."
         ) from error
     if not isinstance(content, dict):
         raise ReportError(
-            f"{path}: got {json.dumps(content)[:80]}, an object was wanted; repair or remove it."
+            f"{path} must be a JSON object, got {json.dumps(content)[:80]}. Repair or remove it."
         )
     return content
 
 
-def printable(text: str) -> str:
+def replace_unprintable(text: str) -> str:
+    """The text with a replacement character for each that no font or terminal can show."""
     return "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
 
 
 def as_number(value: object) -> float:
+    """The value, or NaN if it is not a number."""
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def series(rows: Sequence[Row], key: str | None) -> tuple[list[float], list[float]]:
-    """The steps and values of a field; NaN where it is there, but not a finite number."""
+def read_series(rows: Sequence[Row], key: str | None) -> tuple[list[float], list[float]]:
+    """The steps and values of a field, with NaN for values that are not finite numbers."""
     points = [
         (float(row["step"]), as_number(row[key])) for row in rows if key is not None and key in row
     ]

@@ -1,4 +1,4 @@
-"""Checkpoints: written by Orbax in the background, whole or not at all, and read back by name."""
+"""Checkpoints, which Orbax writes atomically in the background, and which are read by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from constrainx.errors import ArgumentError, UserError
 log = logging.getLogger("constrainx")
 
 Mode: TypeAlias = Literal["min", "max"]
-# Parts of the training state that a checkpoint may lack: they start afresh.
+# Parts of the training state that a checkpoint may lack; they are initialised instead.
 MAY_BE_MISSING = ("constraints", "ema")
 
 
@@ -34,12 +34,12 @@ class CheckpointError(UserError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Which checkpoints stay.
+    """Which checkpoints to keep. One that matches any of these rules stays.
 
     Attributes:
-        last: so many of the newest.
-        best: so many of the best by the monitored metric, beside those.
-        every: and each whose step is a multiple of this, for good.
+        last: keep this many of the newest.
+        best: keep this many of the best, by the monitored metric.
+        every: keep every checkpoint whose step is a multiple of this; None for no such rule.
     """
 
     last: int = 3
@@ -60,8 +60,8 @@ class Keep:
 class Checkpoints:
     """The checkpoints of one run.
 
-    Arrays are stored by the path in the state that they have, so that a state with more or fewer
-    parts can be told what it lacks.
+    Arrays are stored under their path in the state. A state that does not match can then be
+    refused with the names of what is missing.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Checkpoints:
         )
         self._begun: int | None = None
         for step in self.steps:
-            # One that cannot be read is not the best, and an error only to those who ask for it.
+            # One that cannot be read is never the best, and raises only where it is asked for.
             with contextlib.suppress(CheckpointError):
                 self._ranks[step] = self._rank(self.about(step).get("metrics"))
 
@@ -113,7 +113,7 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """The newest."""
+        """The step of the newest checkpoint, or None."""
         return max(self.steps, default=None)
 
     @property
@@ -152,7 +152,7 @@ class Checkpoints:
         """
         if step in self.steps:
             return
-        # As in config.json: settings may hold paths and the like.
+        # As text, as in config.json, because settings may hold paths and other objects.
         about = json.loads(
             json.dumps({**about, "step": step, "metrics": dict(metrics)}, default=str)
         )
@@ -167,10 +167,10 @@ class Checkpoints:
                 force=True,
             )
         except Exception as error:  # whatever the file system and Orbax may raise
-            raise self._failed_to_write(error) from error
+            raise self._write_error(error) from error
 
     def wait(self) -> None:
-        """Until everything is on disk.
+        """Waits until everything is on disk.
 
         Raises:
             CheckpointError: a save in the background has failed.
@@ -179,12 +179,15 @@ class Checkpoints:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
         except Exception as error:
-            raise self._failed_to_write(error) from error
+            raise self._write_error(error) from error
 
     def set_aside_after(self, step: int) -> list[int]:
-        """Sets aside what was saved after a step, for a run that goes on from there; returns which.
+        """Moves checkpoints of later steps out of the way of a run that resumes from a step.
 
-        They are kept in ``checkpoints/set-aside``: whoever goes back may want to come back.
+        They are kept in ``checkpoints/set-aside``, in case they are wanted again.
+
+        Returns:
+            The steps of the checkpoints that were moved.
         """
         later = [saved for saved in self.steps if saved > step]
         if not later:
@@ -203,32 +206,32 @@ class Checkpoints:
         return later
 
     def close(self) -> None:
-        """Waits, and releases threads. Errors of the last save are raised by `wait`, not here."""
+        """Waits and releases threads. Errors of the last save are logged; `wait` raises them."""
         try:
             self._manager.close()
         except Exception as error:
-            log.warning("%s", self._failed_to_write(error))
+            log.warning("%s", self._write_error(error))
 
-    def _failed_to_write(self, error: Exception) -> CheckpointError:
-        # What there is of it would keep a full disk full.
+    def _write_error(self, error: Exception) -> CheckpointError:
+        # The incomplete files would keep a full disk full.
         if jax.process_index() == 0:
             for part in self.folder.glob(f"{self._begun}.orbax-checkpoint-tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
         return CheckpointError(
             f"the checkpoint of step {self._begun} could not be written to {self.folder}: "
-            f"{_reason(error)}. Older checkpoints are intact."
+            f"{_describe_error(error)}. Older checkpoints are intact."
         )
 
     def about(self, step: int) -> dict[str, Any]:
-        """What was noted down with a checkpoint: step, metrics, config, devices."""
+        """What was recorded with a checkpoint: step, metrics, config, devices."""
         path = self.folder / str(step) / "about" / "metadata"
         try:
             return json.loads(path.read_text())
         except (OSError, json.JSONDecodeError) as error:
-            raise _failed_to_read(step, self, error) from error
+            raise _read_error(step, self, error) from error
 
     def restore(self, step: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-        """A state like the one given, with its shardings, and what was noted down with it.
+        """A state with the structure and shardings of `like`, and what was recorded with it.
 
         Raises:
             CheckpointError: the checkpoint is damaged, or belongs to another model.
@@ -244,7 +247,7 @@ class Checkpoints:
             if stored is None:
                 raise FileNotFoundError("the list of its arrays is missing")
         except Exception as error:
-            raise _failed_to_read(step, self, error) from error
+            raise _read_error(step, self, error) from error
         missing = _check_same_model(wanted, stored, step, self.folder)
         targets = {
             path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
@@ -263,11 +266,11 @@ class Checkpoints:
                 ),
             )["state"]
         except Exception as error:
-            raise _failed_to_read(step, self, error) from error
+            raise _read_error(step, self, error) from error
         if missing:
-            log.info("step %d has no %s: they start afresh", step, ", ".join(sorted(missing)))
+            log.info("step %d has no %s: initialised instead", step, ", ".join(sorted(missing)))
         leaves = [
-            _afresh(path, leaf, found) if path in missing else found[path]
+            _initial_value(path, leaf, found) if path in missing else found[path]
             for path, leaf in wanted.items()
         ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), about
@@ -289,7 +292,10 @@ class Checkpoints:
 
 @dataclasses.dataclass
 class _BestSteps(policies.PreservationPolicy):
-    """Orbax's own `BestN` knows no metrics of steps that an earlier process has saved."""
+    """Keeps the best steps, including those that an earlier process saved.
+
+    Orbax's own `BestN` has no metrics for those.
+    """
 
     rank: Mapping[int, float]
     count: int
@@ -303,28 +309,31 @@ class _BestSteps(policies.PreservationPolicy):
 
 
 def has_checkpoints(folder: pathlib.Path) -> bool:
-    """Whether a folder holds a complete checkpoint; one that is being written has another name."""
+    """Whether a folder holds a complete checkpoint. While one is written, it has another name."""
     return any(child.name.isdigit() for child in folder.iterdir())
 
 
 def by_path(state: PyTree) -> dict[str, Any]:
-    """The arrays of a state by where they are, such as ``parameters.layers.0.kernel``."""
+    """The arrays of a state by their path, such as ``parameters.layers.0.kernel``."""
     flat, _ = jax.tree_util.tree_flatten_with_path(state)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in flat}
 
 
-def _afresh(path: str, initial: Any, found: Mapping[str, Any]) -> Any:
-    """What a part that is missing starts from: an average and a count, from where training is."""
+def _initial_value(path: str, initial: Any, found: Mapping[str, Any]) -> Any:
+    """The value of a part that a checkpoint lacks.
+
+    An average starts at the parameters, and the constraints' count of steps at that of the run.
+    """
     part, _, rest = path.partition(".")
     source = {"ema": f"parameters.{rest}", "constraints": rest}[part]
-    # A copy, so that both can be donated.
+    # A copy, because both are donated to the compiled step.
     return jax.numpy.copy(found[source]) if source in found else initial
 
 
 def _check_same_model(
     wanted: Mapping[str, Any], stored: Mapping[str, Any], step: int, folder: pathlib.Path
 ) -> set[str]:
-    """The paths that may be missing and are; an error if others are, or if shapes differ."""
+    """The missing paths that may be missing; raises for others, and where shapes differ."""
     missing = {path for path in wanted if path not in stored}
     unknown = {path for path in missing if path.split(".")[0] not in MAY_BE_MISSING}
     different = [
@@ -343,7 +352,7 @@ def _check_same_model(
     return missing
 
 
-def _failed_to_read(step: int, checkpoints: Checkpoints, error: Exception) -> CheckpointError:
+def _read_error(step: int, checkpoints: Checkpoints, error: Exception) -> CheckpointError:
     before = [s for s in checkpoints.steps if s < step]
     way_out = (
         f"The one before is of step {before[-1]}: `constrainx resume RUN --step {before[-1]}`, or "
@@ -353,15 +362,15 @@ def _failed_to_read(step: int, checkpoints: Checkpoints, error: Exception) -> Ch
     )
     return CheckpointError(
         f"the checkpoint of step {step} in {checkpoints.folder} is damaged. {way_out} What was "
-        f"found: {_reason(error)}."
+        f"found: {_describe_error(error)}."
     )
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     line = lines[0]
-    # Tensorstore begins with the array and ends with what the operating system has said.
+    # Tensorstore begins with the array and ends with the operating system's message.
     short = line if len(line) <= 300 else f"{line[:120]} … {line[-170:]}"
     return f"{type(error).__name__}: {short}"

@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM and Ctrl-C set a flag, and the loop saves before it leaves."""
+"""SIGTERM and Ctrl-C set a flag, so that the loop can save before it stops."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from jax.experimental import multihost_utils
 
 
 class StopRequests:
-    """What has been asked for so far."""
+    """The signals received so far."""
 
     def __init__(self) -> None:
         self._asked: str | None = None
         self._is_alone = jax.process_count() == 1
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler; a second Ctrl-C is not kept waiting."""
+        """Handles a signal. A second Ctrl-C interrupts at once."""
         del frame
         if self._asked is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._asked = signal.Signals(number).name
         if not self._is_alone:
-            # Were this process to leave by itself, the others would wait for it: JAX tells them.
+            # JAX passes SIGTERM on to the other processes, which would wait for this one forever.
             os.kill(os.getpid(), signal.SIGTERM)
 
     def at(self, step: int) -> str | None:
-        """What asks to stop at this step, on all processes alike, or None; ask after each step."""
+        """The signal that stops the run at this step, the same on all processes, or None.
+
+        Call it after each step.
+        """
         if self._is_alone:
             return self._asked
         try:
@@ -42,10 +45,10 @@ class StopRequests:
 
 @contextlib.contextmanager
 def listen_for_signals() -> Iterator[StopRequests]:
-    """Listens to SIGTERM and SIGINT while the block runs.
+    """Listens for SIGTERM and SIGINT while the block runs.
 
-    With several processes JAX itself listens to SIGTERM, so that all of them can agree on a step.
-    Off the main thread, Python allows no handlers.
+    With several processes JAX itself handles SIGTERM, so that all of them can agree on a step.
+    Outside the main thread Python allows no handlers, and nothing is listened for.
     """
     listener = StopRequests()
     if threading.current_thread() is not threading.main_thread():

@@ -26,10 +26,10 @@ class RunError(UserError, RuntimeError):
 
 
 def prepare_run_folder(folder: pathlib.Path, config: Mapping[str, Any], *, resuming: bool) -> None:
-    """Writes config and environment to a folder that is locked, or says why not.
+    """Writes config and environment to a locked folder.
 
     Raises:
-        RunError: it holds a run already, or one of another config.
+        RunError: the folder holds a run already, or one with another config.
     """
     path = folder / "config.json"
     config = json.loads(json.dumps(config, default=str))
@@ -46,7 +46,7 @@ def prepare_run_folder(folder: pathlib.Path, config: Mapping[str, Any], *, resum
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
-    """The settings with which a run was started."""
+    """The settings that a run was started with."""
     path = folder / "config.json"
     try:
         return json.loads(path.read_text())
@@ -74,12 +74,12 @@ def environment() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def lock_run_folder(folder: pathlib.Path) -> Iterator[None]:
-    """Makes the folder, and keeps other processes out while the block runs.
+    """Creates the folder, and keeps other processes out while the block runs.
 
-    The lock goes with the process, always.
+    The operating system releases the lock when the process ends, however it ends.
 
     Raises:
-        RunError: another process has the folder, or it cannot be written to.
+        RunError: another process uses the folder, or it cannot be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def _check_same(folder: pathlib.Path, stored: Mapping[str, Any], given: Mapping[
 
 
 def _revision() -> str | None:
-    """Of the folder that we are in, with a plus if there are changes that were not committed."""
+    """The Git revision of the current folder, with a plus if it has uncommitted changes."""
     command = ["git", "describe", "--always", "--dirty=+"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
@@ -128,7 +128,7 @@ def _revision() -> str | None:
 
 
 def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
+    """Writes a file atomically."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=1) + "\n")
     part.replace(path)

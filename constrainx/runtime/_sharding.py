@@ -13,17 +13,18 @@ from jaxtyping import PyTree
 
 from constrainx.errors import ArgumentError
 
-# Smaller arrays are not worth a gather: they stay whole on each device.
+# Gathering smaller arrays costs more than it saves: every device has a copy of them.
 SMALLEST_SPLIT = 2**14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """Which devices there are, and what lies where.
+    """The devices of a run, and how arrays are split over them.
 
-    The batch is split over both axes by its first dimension; a large parameter over `fsdp` by its
-    longest dimension that divides; everything else is on each device. Optimizer state, gradients
-    and the vectors of a least-squares solve lie as their parameters do.
+    A batch is split over both axes along its first dimension. A large parameter is split over
+    `fsdp`, along its longest dimension that divides evenly. Everything else is copied to every
+    device. Optimizer state, gradients and the vectors of a least-squares solve are split as their
+    parameters are.
 
     >>> sharding = Sharding.over(devices=1)
     >>> dict(sharding.mesh.shape)
@@ -34,7 +35,12 @@ class Sharding:
 
     @classmethod
     def over(cls, *, devices: int | None = None, fsdp: int = 1) -> Sharding:
-        """A mesh over so many devices, all by default, of which `fsdp` share each parameter."""
+        """A mesh over some of the devices.
+
+        Args:
+            devices: how many to use; all by default.
+            fsdp: how many of them share each large parameter.
+        """
         available = jax.devices()
         count = len(available) if devices is None else devices
         if not 1 <= count <= len(available):
@@ -64,16 +70,16 @@ class Sharding:
 
     @property
     def batch(self) -> NamedSharding:
-        """Of the examples, over all devices."""
+        """The sharding of a batch: by its examples, over all devices."""
         return NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
 
     @property
     def whole(self) -> NamedSharding:
-        """Of what each device has a copy of."""
+        """The sharding of an array that every device has a copy of."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def of_parameter(self, array: Any) -> NamedSharding:
-        """Of an array of the training state, by its shape alone."""
+        """The sharding of an array of the training state, which depends on its shape alone."""
         parts = self.mesh.shape["fsdp"]
         divisible = [axis for axis, n in enumerate(array.shape) if n % parts == 0]
         if parts == 1 or math.prod(array.shape) < SMALLEST_SPLIT or not divisible:
@@ -83,29 +89,32 @@ class Sharding:
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def of_state(self, state: PyTree) -> PyTree[NamedSharding]:
-        """Of a whole training state."""
+        """The shardings of a training state."""
         return jax.tree.map(self.of_parameter, state)
 
     def place(self, state: PyTree) -> PyTree:
-        """Copies the state to where it belongs; the originals are left alone."""
+        """Copies a state to its devices, and leaves the original as it is."""
 
         def put(array: Any, sharding: NamedSharding) -> jax.Array:
-            # By way of the host: each process has the whole array, and hands over its part.
+            # Through the host, where each process has the whole array and takes its part.
             host = np.asarray(array)
             return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
         return jax.tree.map(put, state, self.of_state(state))
 
-    def place_batch(self, rows: PyTree[np.ndarray]) -> PyTree[jax.Array]:
-        """This process's rows as its part of the global batch."""
+    def place_batch(self, rows: PyTree[np.ndarray]) -> PyTree[jax.Array | np.ndarray]:
+        """The global batch, of which each process gives its rows.
+
+        On one device the rows are returned as they are: `jax.jit` moves them faster than we could.
+        """
         if self.mesh.size == 1:
-            return rows  # `jax.jit` moves them faster than we could
+            return rows
         return jax.tree.map(
             lambda leaf: jax.make_array_from_process_local_data(self.batch, np.asarray(leaf)), rows
         )
 
     def check_batch(self, batch: int, *, owner: str = "batch") -> None:
-        """An error unless the batch can be split."""
+        """Raises unless a batch of this size can be split over the devices."""
         count = self.mesh.size
         if batch % count:
             below, above = batch - batch % count, batch + count - batch % count
@@ -116,7 +125,7 @@ class Sharding:
             )
 
     def describe(self, state: PyTree, batch: int) -> str:
-        """How batch and parameters are split, and the bytes a device, in one line."""
+        """One line on how batch and parameters are split, and on the memory per device."""
         leaves = jax.tree.leaves(state)
         split = sum(not self.of_parameter(leaf).is_fully_replicated for leaf in leaves)
         total = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -17,7 +17,7 @@ def take(batches, count, step=0, **options):
         return list(itertools.islice(iterator, count))
 
 
-def joined(parts):
+def join(parts):
     """What the processes were given, put together in their order."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
@@ -26,15 +26,15 @@ def assert_same(found, wanted):
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
-def noisy(batch, rng):
+def add_noise(batch, rng):
     return {**batch, "x": batch["x"] + rng.normal(size=batch["x"].shape)}
 
 
-def drawn(rng, count):
+def draw(rng, count):
     return {"x": rng.normal(size=(count, 2)), "y": rng.integers(10, size=count)}
 
 
-def counted():
+def count_up():
     for step in itertools.count():
         yield {"x": np.arange(8) + 8 * step}
 
@@ -44,9 +44,9 @@ KINDS = {
     "arrays": data.arrays({"x": X, "y": Y}, batch=8, seed=3),
     "in order": data.arrays({"x": X, "y": Y}, batch=8, shuffle=False),
     "small": data.arrays({"x": X[:3], "y": Y[:3]}, batch=8),
-    "augmented": data.arrays({"x": X, "y": Y}, batch=8, augment=noisy),
-    "generated": data.from_function(drawn, batch=8),
-    "iterated": data.from_iterable(counted, batch=8),
+    "augmented": data.arrays({"x": X, "y": Y}, batch=8, augment=add_noise),
+    "generated": data.from_function(draw, batch=8),
+    "iterated": data.from_iterable(count_up, batch=8),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -58,12 +58,12 @@ def test_the_global_batch_does_not_depend_on_the_number_of_processes(kind, proce
     parts = [take(KINDS[kind], 6, process=p, processes=processes) for p in range(processes)]
     for wanted, found in zip(whole, zip(*parts, strict=True), strict=True):
         assert all(len(leaf) == 8 // processes for leaf in jax.tree.leaves(found))
-        assert_same(joined(found), wanted)
+        assert_same(join(found), wanted)
 
 
 @every_kind
 @pytest.mark.parametrize("step", [1, 4, 11])
-def test_starting_late_is_as_if_one_had_never_stopped(kind, step):
+def test_starting_at_a_later_step_continues_the_same_stream(kind, step):
     assert_same(take(KINDS[kind], 3, step), take(KINDS[kind], step + 3)[step:])
 
 
@@ -96,19 +96,19 @@ def test_a_batch_larger_than_the_data_wraps_around():
     assert [sorted(epoch) for epoch in stream.reshape(8, 3)] == [[0, 1, 2]] * 8
 
 
-def test_the_seed_decides():
+def test_the_seed_determines_order_and_augmentation():
     def first(seed, augment=None):
         return take(data.arrays({"x": X, "y": Y}, batch=8, seed=seed, augment=augment), 1)[0]
 
     assert_same(first(5), first(5))
     assert list(first(5)["y"]) != list(first(6)["y"])
-    noise = [first(seed, noisy)["x"] - first(seed)["x"] for seed in (5, 5, 6)]
+    noise = [first(seed, add_noise)["x"] - first(seed)["x"] for seed in (5, 5, 6)]
     np.testing.assert_array_equal(noise[0], noise[1])
     assert np.abs(noise[0] - noise[2]).max() > 0.1
 
 
 def test_augmentation_is_new_at_each_step_and_row():
-    plain = data.arrays({"x": np.zeros((4, 2)), "y": np.zeros(4)}, batch=4, augment=noisy)
+    plain = data.arrays({"x": np.zeros((4, 2)), "y": np.zeros(4)}, batch=4, augment=add_noise)
     noise = np.concatenate([batch["x"].ravel() for batch in take(plain, 10)])
     assert len(set(noise)) == 80
 
@@ -120,7 +120,7 @@ def test_batches_can_be_changed_without_changing_the_data():
     assert list(source) == [0, 1, 2, 3]
 
 
-def test_any_pytree():
+def test_arrays_may_be_any_pytree():
     pair = data.arrays((X, {"labels": [Y]}), batch=8)
     x, rest = take(pair, 1)[0]
     np.testing.assert_array_equal(x, X[rest["labels"][0]])
@@ -134,7 +134,7 @@ def test_one_pass_has_each_example_once(kind, batch):
     batches = list(KINDS[kind].once(batch=batch))
     assert len(batches) == -(-30 // batch)
     assert all(len(leaf) == batch for leaf in jax.tree.leaves(batches))
-    whole = joined(batches)
+    whole = join(batches)
     assert whole["mask"].dtype == np.float32
     real = whole["mask"] == 1
     np.testing.assert_array_equal(whole["y"][real], Y)
@@ -149,11 +149,11 @@ def test_one_pass_is_shared_by_the_processes(processes):
     options = {"batch": 28, "processes": processes}
     parts = [list(KINDS["arrays"].once(process=p, **options)) for p in range(processes)]
     for wanted, found in zip(whole, zip(*parts, strict=True), strict=True):
-        assert_same(joined(found), wanted)
+        assert_same(join(found), wanted)
     assert not parts[-1][-1]["mask"].any()
 
 
-def test_one_pass_needs_room_for_the_mask():
+def test_once_refuses_examples_that_cannot_hold_a_mask():
     with pytest.raises(ValueError, match=r"have one already"):
         data.arrays({"x": X, "mask": Y}, batch=8).once(batch=8)
     with pytest.raises(ValueError, match=r"multiple of the 4 processes"):
@@ -206,32 +206,32 @@ def test_arrays_in_memory_cost_microseconds():
     assert min(times) < 1e-4
 
 
-def test_generated_examples_are_fresh_and_seeded():
+def test_a_function_draws_new_examples_from_its_seed():
     batches = take(KINDS["generated"], 5)
-    assert len(set(joined(batches)["x"].ravel())) == 80
-    other = take(data.from_function(drawn, batch=8, seed=1), 1)[0]
+    assert len(set(join(batches)["x"].ravel())) == 80
+    other = take(data.from_function(draw, batch=8, seed=1), 1)[0]
     assert np.abs(other["x"] - batches[0]["x"]).max() > 0.1
 
 
-def test_generated_data_has_no_pass_and_must_be_of_the_size_asked_for():
-    with pytest.raises(TypeError, match=r"has no end.*cx\.data\.arrays"):
+def test_a_function_cannot_be_iterated_once_and_must_return_the_batch_size():
+    with pytest.raises(TypeError, match=r"draws forever.*cx\.data\.arrays"):
         KINDS["generated"].once(batch=8)
     with pytest.raises(ValueError, match=r"asked for 8 examples and returned 3"):
         take(data.from_function(lambda rng, count: np.zeros(3), batch=8), 1)
 
 
-def test_an_iterable_that_runs_out_says_so():
+def test_an_iterable_that_ends_too_early_is_an_error():
     def make():
         return ({"x": np.full(4, step)} for step in range(3))
 
     finite = data.from_iterable(make, batch=4)
     iterator = finite.from_step(1)
     assert [next(iterator)["x"][0] for _ in range(2)] == [1, 2]
-    with pytest.raises(RuntimeError, match=r"ran out after 3 batches, and step 3 was asked for"):
+    with pytest.raises(RuntimeError, match=r"ended after 3 batches, before step 3\."):
         next(iterator)
-    with pytest.raises(RuntimeError, match=r"ran out after 3 batches, and step 9 was asked for"):
+    with pytest.raises(RuntimeError, match=r"ended after 3 batches, before step 9\."):
         next(finite.from_step(9))
-    with pytest.raises(TypeError, match=r"fresh iterable, got generator.*lambda: iterable"):
+    with pytest.raises(TypeError, match=r"new iterable, got generator.*lambda: iterable"):
         data.from_iterable(make(), batch=4)
     with pytest.raises(ValueError, match=r"`batch` is 5, but .* yielded 4 examples at step 0"):
         take(data.from_iterable(make, batch=5), 1)
@@ -244,10 +244,10 @@ def test_one_pass_over_an_iterable():
 
     finite = data.from_iterable(make, batch=4)
     for batch in (4, 6):
-        parts = [joined(list(finite.once(batch=batch, process=p, processes=2))) for p in range(2)]
+        parts = [join(list(finite.once(batch=batch, process=p, processes=2))) for p in range(2)]
         kept = [x for part in parts for x in part["x"][part["mask"] == 1]]
         assert sorted(kept) == list(range(6))
-        assert len(joined(parts)["x"]) == 2 * batch
+        assert len(join(parts)["x"]) == 2 * batch
     with pytest.raises(ValueError, match=r"cannot hold the 4 examples"):
         next(finite.once(batch=3))
 
@@ -257,7 +257,7 @@ def test_closing_an_iterator_closes_what_it_reads():
 
     def make():
         try:
-            yield from counted()
+            yield from count_up()
         finally:
             closed.append(True)
 
@@ -289,7 +289,7 @@ def test_prefetching_stays_ahead_by_its_size_and_no_more():
         assert next(iterator) == 0
 
 
-def test_prefetching_passes_errors_on_in_their_place():
+def test_prefetching_raises_an_error_in_place_of_its_item():
     def failing():
         yield 1
         raise KeyError("broken file")
@@ -321,7 +321,7 @@ def test_closing_ends_the_thread_and_the_iterator(size):
     assert list(iterator) == []
 
 
-def test_a_dropped_iterator_takes_its_thread_along():
+def test_dropping_an_iterator_ends_its_thread():
     before = threading.active_count()
     iterator = data.prefetch(itertools.count())
     next(iterator)
@@ -332,7 +332,7 @@ def test_a_dropped_iterator_takes_its_thread_along():
     assert threading.active_count() == before
 
 
-def test_prefetching_takes_iterators_and_a_size():
+def test_prefetching_refuses_wrong_arguments():
     with pytest.raises(ValueError, match=r"`size` must be .* got 0"):
         data.prefetch(iter([]), size=0)
     with pytest.raises(TypeError, match=r"got list.*iter\(\.\.\.\)"):

@@ -1,6 +1,7 @@
 """Data sets in the layout of TFDS: written here, read back by the real code, no TensorFlow."""
 
 import contextlib
+import importlib
 import io
 import itertools
 import os
@@ -18,6 +19,7 @@ from PIL import Image
 from tensorflow_datasets.core import registered
 
 from constrainx import data
+from constrainx.errors import ArgumentError
 
 EXAMPLES = 22
 
@@ -90,7 +92,7 @@ def take(batches, count, step=0, **options):
         return list(itertools.islice(iterator, count))
 
 
-def joined(parts):
+def join(parts):
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
@@ -116,7 +118,7 @@ def test_examples_arrive_as_they_were_written(data_dir):
 
 
 def test_every_example_comes_once_per_epoch_and_in_a_new_order(data_dir):
-    stream = joined(take(numbers(data_dir), 11))["label"]
+    stream = join(take(numbers(data_dir), 11))["label"]
     epochs = stream.reshape(4, EXAMPLES)
     for epoch in epochs:
         assert sorted(epoch) == list(range(EXAMPLES))
@@ -130,19 +132,19 @@ def test_the_global_batch_does_not_depend_on_the_number_of_processes(data_dir, p
     parts = [take(batches, 6, step=1, process=p, processes=processes) for p in range(processes)]
     for wanted, found in zip(whole, zip(*parts, strict=True), strict=True):
         assert all(len(leaf) == 8 // processes for leaf in jax.tree.leaves(found))
-        assert_same(joined(found), wanted)
+        assert_same(join(found), wanted)
     with pytest.raises(ValueError, match=r"multiple of the 3 processes.* got 8"):
         batches.from_step(0, processes=3)
 
 
 @pytest.mark.parametrize("buffer", [0, 1, 6])
-def test_starting_late_is_as_if_one_had_never_stopped(data_dir, buffer):
+def test_starting_at_a_later_step_continues_the_same_stream(data_dir, buffer):
     whole = take(numbers(data_dir), 9)
     for step in (1, 2, 6):
         assert_same(take(numbers(data_dir, buffer=buffer), 3, step), whole[step : step + 3])
 
 
-def test_starting_late_reads_nothing_of_what_came_before(data_dir):
+def test_starting_at_a_later_step_skips_earlier_examples(data_dir):
     seen = []
 
     def watched(element):
@@ -154,7 +156,7 @@ def test_starting_late_reads_nothing_of_what_came_before(data_dir):
     assert sorted(seen) == sorted(found[0]["label"])
 
 
-def test_workers_change_nothing(data_dir):
+def test_workers_yield_the_same_batches(data_dir):
     options = {"transforms": (double_label, Noise())}
     whole = take(numbers(data_dir, **options), 9)
     with_workers = numbers(data_dir, workers=2, **options)
@@ -172,16 +174,16 @@ def test_transforms_come_in_order(data_dir):
 
 
 def test_random_transforms_are_reproducible_and_never_the_same(data_dir):
-    noise = joined(take(numbers(data_dir), 11))["noise"]
+    noise = join(take(numbers(data_dir), 11))["noise"]
     assert len(set(noise)) == 4 * EXAMPLES
-    np.testing.assert_array_equal(noise, joined(take(numbers(data_dir), 11))["noise"])
-    assert not set(noise) & set(joined(take(numbers(data_dir, seed=1), 11))["noise"])
+    np.testing.assert_array_equal(noise, join(take(numbers(data_dir), 11))["noise"])
+    assert not set(noise) & set(join(take(numbers(data_dir, seed=1), 11))["noise"])
 
-    twice = take(numbers(data_dir, transforms=(Noise(), renamed, Noise())), 1)[0]
+    twice = take(numbers(data_dir, transforms=(Noise(), rename, Noise())), 1)[0]
     assert not set(twice["noise"]) & set(twice["first"])
 
 
-def renamed(element):
+def rename(element):
     return {**element, "first": element["noise"]}
 
 
@@ -194,7 +196,7 @@ def test_one_pass_has_each_example_once(data_dir, batch, processes):
     parts = [
         list(batches.once(batch=batch, process=p, processes=processes)) for p in range(processes)
     ]
-    whole = joined([joined(found) for found in zip(*parts, strict=True)])
+    whole = join([join(found) for found in zip(*parts, strict=True)])
     assert len(whole["mask"]) == batch * -(-EXAMPLES // batch)
     assert whole["mask"].dtype == np.float32
     np.testing.assert_array_equal(whole["mask"], np.arange(len(whole["mask"])) < EXAMPLES)
@@ -204,7 +206,7 @@ def test_one_pass_has_each_example_once(data_dir, batch, processes):
     assert "noise" not in whole
 
 
-def test_parts_of_splits(data_dir):
+def test_a_part_of_a_split_can_be_read(data_dir):
     assert numbers(data_dir, split="train[:50%]").examples == EXAMPLES // 2
     assert numbers(data_dir, split="train[20:]+test").examples == 7
 
@@ -228,14 +230,14 @@ def test_unknown_splits_and_wrong_arguments_are_named(data_dir):
 
 
 @pytest.mark.parametrize("name", ["mnist", "no_such_name"])
-def test_what_is_missing_comes_with_the_command_that_prepares_it(tmp_path, name):
+def test_missing_data_names_the_command_that_prepares_it(tmp_path, name):
     with pytest.raises(data.DataNotFoundError, match=f"`constrainx data prepare {name}`") as error:
         data.tfds(name, "train", batch=8, data_dir=tmp_path)
     assert isinstance(error.value, FileNotFoundError)
     assert str(tmp_path) in str(error.value)
 
 
-def test_the_environment_says_where(data_dir, monkeypatch, tmp_path):
+def test_the_data_directory_may_come_from_the_environment(data_dir, monkeypatch, tmp_path):
     monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
     assert data.tfds("numbers", "test", batch=1).examples == 5
     monkeypatch.delenv("TFDS_DATA_DIR")
@@ -244,7 +246,7 @@ def test_the_environment_says_where(data_dir, monkeypatch, tmp_path):
         data.tfds("numbers", "test", batch=1)
 
 
-def test_tensorflow_is_not_imported_and_tfds_only_when_asked_for(data_dir, tmp_path):
+def test_tensorflow_is_never_imported_and_tfds_only_when_used(data_dir, tmp_path):
     installed = tmp_path / "tensorflow" / "__init__.py"
     installed.parent.mkdir()
     installed.write_text("raise SystemExit('somebody imports TensorFlow')")
@@ -279,7 +281,7 @@ def test_prepared_data_sets_are_listed(data_dir, tmp_path):
     assert data.prepare("numbers", data_dir) == row
 
 
-def test_files_without_random_access_must_be_written_again(data_dir, tmp_path):
+def test_files_without_random_access_are_refused(data_dir, tmp_path):
     shutil.copytree(data_dir, tmp_path, dirs_exist_ok=True)
     info = tmp_path / "numbers" / "1.2.0" / "dataset_info.json"
     info.write_text(info.read_text().replace("array_record", "tfrecord"))
@@ -303,7 +305,7 @@ def offline():
         name = "heavy_numbers"
 
         def _split_generators(self, dl_manager):
-            import a_package_that_is_not_there  # noqa: F401
+            importlib.import_module("a_package_that_is_not_there")
 
     registry = registered._DATASET_REGISTRY
     added = {cls.name: cls for cls in (Unreachable, Heavy)}
@@ -330,6 +332,14 @@ def test_failures_to_prepare_say_what_to_do(offline, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "right"), [("fashon_mnist", "fashion_mnist"), ("cifar_10", "cifar10")]
 )
-def test_unknown_names_come_with_the_nearest(tmp_path, wrong, right):
+def test_an_unknown_name_suggests_the_nearest(tmp_path, wrong, right):
     with pytest.raises(ValueError, match=f"got '{wrong}'. Did you mean '{right}'"):
         data.prepare(wrong, tmp_path)
+
+
+def test_examples_of_different_shapes_are_refused(data_dir):
+    def cut(example):
+        return {"vector": example["vector"][: 1 + example["label"] % 2]}
+
+    with pytest.raises(ArgumentError, match=r"same entries and shapes.*`transforms`"):
+        take(numbers(data_dir, transforms=(cut,), buffer=0), 1)

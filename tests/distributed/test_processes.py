@@ -29,7 +29,7 @@ def free_port():
 
 
 @contextlib.contextmanager
-def started(run, steps, *, processes=2, action="", devices=2):
+def start(run, steps, *, processes=2, action="", devices=2):
     """The processes of a run, each with its output in a pipe; none survives the block."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
@@ -53,7 +53,7 @@ def started(run, steps, *, processes=2, action="", devices=2):
             child.communicate()
 
 
-def outcome(child, *, timeout=60):
+def wait_for_exit(child, *, timeout=60):
     """The last line that a process wrote, after it has ended well."""
     out, err = child.communicate(timeout=timeout)
     assert child.returncode == 0, err[-3000:]
@@ -78,11 +78,11 @@ def checkpoints(run):
     return sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit())
 
 
-def test_two_processes_are_as_good_as_one(tmp_path, monkeypatch):
+def test_two_processes_give_the_same_run_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", small.SPLIT)
     run = tmp_path / "run"
-    with started(run, 20) as children:
-        first, second = (outcome(child) for child in children)
+    with start(run, 20) as children:
+        first, second = (wait_for_exit(child) for child in children)
     alone = small.losses(devices=1, steps=30)
     listener = small.Losses()
     eight = small.trainer(fsdp=2, steps=20, callbacks=[listener], **small.evaluation())
@@ -98,24 +98,24 @@ def test_two_processes_are_as_good_as_one(tmp_path, monkeypatch):
     assert written == list(range(1, 21))
     assert len(list((run / "tensorboard").iterdir())) == 1
     # Saved by two, continued by one with half the devices.
-    with started(run, 30, processes=1, action="resume") as (child,):
-        resumed = outcome(child)
+    with start(run, 30, processes=1, action="resume") as (child,):
+        resumed = wait_for_exit(child)
     np.testing.assert_allclose(resumed["losses"], alone[20:], rtol=1e-5)
 
 
-def test_a_request_to_one_stops_both_at_one_step(tmp_path):
+def test_a_signal_to_one_process_stops_both_at_the_same_step(tmp_path):
     run = tmp_path / "run"
-    with started(run, 1_000_000) as children:
+    with start(run, 1_000_000) as children:
         wait_for_step(run, 20)
         children[1].send_signal(signal.SIGTERM)
-        first, second = (outcome(child) for child in children)
+        first, second = (wait_for_exit(child) for child in children)
     assert first["step"] == second["step"] >= 20
     assert first["reason"] == second["reason"]
     assert "asked to stop" in first["reason"]
     assert checkpoints(run)[-1] == first["step"]
 
 
-def test_ctrl_c_on_one_is_handed_on_to_all(monkeypatch):
+def test_ctrl_c_in_one_process_reaches_all(monkeypatch):
     """By way of SIGTERM, to which JAX listens; else this process would leave the others hanging."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     heard = []
@@ -132,9 +132,9 @@ def test_ctrl_c_on_one_is_handed_on_to_all(monkeypatch):
 
 
 @pytest.mark.parametrize("victim", [1, 0])
-def test_whoever_is_left_says_how_to_go_on(tmp_path, victim):
+def test_a_process_that_loses_its_peer_says_how_to_resume(tmp_path, victim):
     run = tmp_path / "run"
-    with started(run, 1_000_000) as children:
+    with start(run, 1_000_000) as children:
         wait_for_step(run, 25)
         killed = time.monotonic()
         children[victim].kill()
@@ -146,8 +146,8 @@ def test_whoever_is_left_says_how_to_go_on(tmp_path, victim):
     assert f"`constrainx resume {run}`" in said
     before = checkpoints(run)[-1]
     if victim == 1:
-        with started(run, before + 5, processes=1, action="resume") as (child,):
-            resumed = outcome(child)
+        with start(run, before + 5, processes=1, action="resume") as (child,):
+            resumed = wait_for_exit(child)
         assert resumed["step"] == before + 5
         assert len(resumed["losses"]) == 5
 
@@ -156,14 +156,14 @@ def test_whoever_is_left_says_how_to_go_on(tmp_path, victim):
     "spec",
     ["", "Auto", "10.0.0.1,2,0", "10.0.0.1:1234", "10.0.0.1:1234,2,2", ":1234,2,0", "h:x,2,0"],
 )
-def test_other_texts_are_told_what_was_wanted(spec):
+def test_a_malformed_spec_is_refused(spec):
     for function in (distributed.join, distributed.supervise(spec).__enter__):
         arguments = (spec,) if function is distributed.join else ()
         with pytest.raises(ValueError, match=r"`auto` or `HOST:PORT,PROCESSES,INDEX`.*got"):
             function(*arguments)
 
 
-def test_auto_without_a_cluster_names_the_way_out():
+def test_auto_without_a_cluster_says_what_to_do():
     names = ("SLURM", "OMPI", "KUBERNETES", "JAX_", "TPU", "PMI")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
     script = "from constrainx import runtime\nwith runtime.supervise('auto'): pass"

@@ -51,7 +51,7 @@ run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(ROWS, COLUMNS), (COLUMNS, ROWS)], ids=["tall", "wide"])
-def test_sharded_is_the_single_device_answer(mesh, x64, layout, shape):
+def test_a_sharded_solve_matches_one_device(mesh, x64, layout, shape):
     A, b = problem(shape)
     (value, (x, info)), gradient = run(A, b)
     spec_A, spec_b = LAYOUTS[layout]
@@ -69,7 +69,7 @@ def test_sharded_is_the_single_device_answer(mesh, x64, layout, shape):
         assert np.linalg.norm(mine - other) <= 1e-8 * np.linalg.norm(other)
 
 
-def collectives(text):
+def count_collectives(text):
     """(name, elements) of each collective in compiled HLO."""
     pattern = (
         r"= \(?[a-z0-9]+\[([0-9,]*)\][^=]*? (all-gather|all-to-all|collective-permute|all-reduce)"
@@ -104,7 +104,7 @@ def test_parameters_are_never_gathered(mesh, solver):
         .lower(directions, jnp.ones(3))
         .compile()
     )
-    found = collectives(compiled.as_text())
+    found = count_collectives(compiled.as_text())
     assert any(name == "all-reduce" for name, _ in found)  # so the parser does see collectives
     assert all(count < size // 8 for _, count in found), found
     x, _ = compiled(directions, jnp.ones(3))
@@ -123,6 +123,6 @@ def test_rows_follow_the_batch(mesh):
         .lower(A, b)
         .compile()
     )
-    found = collectives(compiled.as_text())
+    found = count_collectives(compiled.as_text())
     assert found
     assert all(name == "all-reduce" and count <= 32 for name, count in found), found

@@ -22,7 +22,7 @@ class Odd(cx.Constraint):
 
 @pytest.mark.parametrize("reduce", [cx.Norm(groups=8), "rms", "none"], ids=str)
 @pytest.mark.parametrize("layout", ["data", "fsdp"])
-def test_the_same_steps_as_on_one_device(x64, reduce, layout):
+def test_sharded_steps_match_one_device(x64, reduce, layout):
     mesh = jax.make_mesh((8,), (layout,), axis_types=(AxisType.Auto,))
     model = MLP((8, 32, 32, 1), rngs=nnx.Rngs(0))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), nnx.state(model, nnx.Param))

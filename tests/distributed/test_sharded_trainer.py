@@ -10,8 +10,8 @@ from flax import nnx
 
 import constrainx as cx
 from constrainx.models import MLP
+from constrainx.runtime import Sharding
 from constrainx.runtime import _sharding as sharding
-from constrainx.runtime._sharding import Sharding
 from tests.distributed import small
 
 LAYOUTS = {"data": 1, "fsdp": 8, "mixed": 2}
@@ -34,7 +34,7 @@ def rows(request):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_same_losses_as_on_one_device(rows, layout):
+def test_sharded_losses_match_one_device(rows, layout):
     settings, alone = rows
     together = small.losses(devices=8, fsdp=LAYOUTS[layout], **settings)
     assert len(alone) == 50
@@ -42,7 +42,7 @@ def test_the_same_losses_as_on_one_device(rows, layout):
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 
-def test_what_is_large_is_split_and_stays_so():
+def test_large_arrays_are_split_and_stay_split():
     trainer = small.trainer(fsdp=8, steps=2)
     before = trainer.state
     trainer.fit()
@@ -61,13 +61,13 @@ def test_what_is_large_is_split_and_stays_so():
             assert moment.sharding.shard_shape(moment.shape) == (4, 32)
 
 
-def test_all_is_whole_under_data_parallelism():
+def test_data_parallelism_copies_the_state_to_every_device():
     trainer = small.trainer(steps=2)
     trainer.fit()
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(trainer.state))
 
 
-def gathered(text):
+def count_gathers(text):
     """The number of elements of each all-gather's results, in the text of a compiled module."""
     counts = []
     for results in re.findall(r"= (.*?) all-gather(?:-start)?\(", text):
@@ -86,7 +86,7 @@ def test_data_parallelism_gathers_no_parameters(name):
     text = trainer.lower().compile().as_text()
     size = sum(leaf.size for leaf in jax.tree.leaves(trainer.state.parameters))
     assert "all-reduce" in text
-    counts = gathered(text)
+    counts = count_gathers(text)
     assert sum(counts) < size, (counts, size)
     assert max(counts, default=0) <= 2 * 64 * 512, counts
 
@@ -94,7 +94,7 @@ def test_data_parallelism_gathers_no_parameters(name):
 def test_gathers_are_counted():
     """The test above would pass if nothing were ever found."""
     text = small.trainer(fsdp=8).lower().compile().as_text()
-    assert sum(gathered(text)) >= 32 * 32
+    assert sum(count_gathers(text)) >= 32 * 32
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_gathers_are_counted():
     ],
     ids=["eight to one", "one to eight", "fsdp to data", "data to fsdp"],
 )
-def test_a_checkpoint_goes_on_elsewhere(tmp_path, saved, resumed):
+def test_a_checkpoint_resumes_on_another_mesh(tmp_path, saved, resumed):
     straight = small.losses(devices=1, steps=20)
     first = small.trainer(run=tmp_path / "run", steps=10, **saved)
     first.fit()
@@ -124,7 +124,7 @@ def test_a_checkpoint_goes_on_elsewhere(tmp_path, saved, resumed):
     np.testing.assert_allclose(listener.values, straight[10:], rtol=1e-5)
 
 
-def test_an_evaluation_need_not_divide():
+def test_evaluation_data_need_not_divide_by_the_devices():
     """Of 100 examples in one batch eight devices take 96 and 4, and violations are of the 96."""
     settings = small.evaluation()
     settings["evaluation"] = dataclasses.replace(settings["evaluation"], batch=100)
@@ -134,7 +134,7 @@ def test_an_evaluation_need_not_divide():
     assert eight["violation/odd"] == pytest.approx(alone["violation/odd"], rel=0.05)
 
 
-def test_the_split_is_described():
+def test_the_layout_is_described_in_one_line():
     trainer = small.trainer(fsdp=2)
     said = trainer.sharding.describe(trainer.state, trainer.data.batch)
     arrays = jax.tree.leaves(trainer.state)
@@ -146,7 +146,7 @@ def test_the_split_is_described():
     assert f"{held / 1000:.3g} kB a device of {total / 1000:.3g} kB" in said
 
 
-def test_errors_say_what_fits():
+def test_errors_name_valid_values():
     with pytest.raises(ValueError, match=r"multiple of the 8 devices.*56 or 64"):
         small.trainer(data=cx.data.arrays({"x": np.zeros((60, 8))}, batch=60))
     with pytest.raises(ValueError, match=r"`fsdp=3` must divide the 8 devices.*\[1, 2, 4, 8\]"):

@@ -44,12 +44,12 @@ def test_losses_have_the_right_gradients(x64):
         gradient = jax.grad(value)(params)
         for name in ("log_length", "log_scale", "log_noise"):
             step = 1e-5
-            up, down = (moved(params, name, sign * step) for sign in (1, -1))
+            up, down = (move(params, name, sign * step) for sign in (1, -1))
             expected = (value(up) - value(down)) / (2 * step)
             np.testing.assert_allclose(gradient[name][...], expected, rtol=1e-5, atol=1e-9)
 
 
-def moved(params, name, amount):
+def move(params, name, amount):
     copy = jax.tree.map(lambda leaf: leaf, params)
     copy[name] = copy[name].replace(copy[name][...] + amount)
     return copy

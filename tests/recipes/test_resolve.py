@@ -17,6 +17,7 @@ from constrainx.recipes.gp_calibration import GpCalibration
 from constrainx.recipes.o3_inertia import O3Inertia
 from constrainx.recipes.robust_digits import RobustDigits
 from constrainx.runtime import Keep
+from constrainx.step import as_method
 
 METHODS = [(name, method) for name, recipe in all_recipes().items() for method in recipe.methods]
 # How the constraints of each method act. Those that are not listed have no constraints.
@@ -99,18 +100,18 @@ def test_python_and_command_line_build_the_same_recipe(name, method):
 @pytest.mark.parametrize(("name", "method"), METHODS)
 def test_the_trainer_does_what_its_title_says(name, method):
     trainer = all_recipes()[name](method=method, size="smoke", devices=1).trainer(progress=False)
-    assert trainer.title == f"{name} {method}"
+    assert trainer.logging.title == f"{name} {method}"
     acts = ACTS.get((name, method), "none")
     assert bool(trainer.constraint_names) == (acts != "none")
     if trainer.constraints:
-        assert trainer.method == acts
+        assert type(as_method(trainer.method)) is type(as_method(acts))
 
 
 @pytest.mark.parametrize(
     ("method", "weight"), [("penalty", 0.01), ("penalty-strong", 0.03), ("lagrangian", 1e-5)]
 )
 def test_the_trainer_has_the_weight_of_its_method(method, weight):
-    assert O3Inertia(method=method, size="smoke", devices=1).trainer().weight == weight
+    assert O3Inertia(method=method, size="smoke", devices=1).trainer().method.weight == weight
 
 
 def test_the_trainer_has_the_loss_of_its_method():

@@ -20,7 +20,7 @@ def evaluate(step, **fields):
     return {"step": step, "time": step / 100 + 0.5, "kind": "eval", **fields}
 
 
-def resumed(step):
+def resume_event(step):
     return {"step": step, "kind": "event", "message": f"resumed from step {step}"}
 
 
@@ -35,7 +35,7 @@ def make(folder, rows, *, tail="", config=None, environment=None):
     return folder
 
 
-def full(folder, *, constraint="O(3)", factor=1.0):
+def make_run(folder, *, constraint="O(3)", factor=1.0):
     rows = []
     for step in range(100, 1100, 100):
         fields = {
@@ -77,7 +77,7 @@ def without_images(page):
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path):
-    run = report.load(full(tmp_path / "one"))
+    run = report.load(make_run(tmp_path / "one"))
     assert run.name == "one"
     assert run.config == {"recipe": "o3-inertia"}
     assert run.environment == {"jax": "0.10.2"}
@@ -86,8 +86,8 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
     assert run.events == []
 
 
-def test_the_figures_in_the_table(tmp_path):
-    page = report.write([full(tmp_path / "one")], out=tmp_path / "out")
+def test_the_table_shows_the_right_figures(tmp_path):
+    page = report.write([make_run(tmp_path / "one")], out=tmp_path / "out")
     assert page == tmp_path / "out" / "report.html"
     assert table(page) == {
         "one": {
@@ -105,9 +105,11 @@ def test_the_figures_in_the_table(tmp_path):
     }
 
 
-def test_the_page_holds_every_plot_and_asks_for_nothing(tmp_path):
+def test_the_page_embeds_every_plot_and_loads_nothing(tmp_path):
     out = tmp_path / "out"
-    page = report.write([full(tmp_path / "one"), full(tmp_path / "two", factor=2.0)], out=out)
+    page = report.write(
+        [make_run(tmp_path / "one"), make_run(tmp_path / "two", factor=2.0)], out=out
+    )
     names = ["loss", "violation", "metrics", "solver", "time"]
     assert {path.name for path in out.iterdir()} == {"report.html", *(f"{n}.png" for n in names)}
     assert images(page) == [(out / f"{name}.png").read_bytes() for name in names]
@@ -126,8 +128,11 @@ def test_the_page_holds_every_plot_and_asks_for_nothing(tmp_path):
     assert "&quot;jax&quot;: &quot;0.10.2&quot;" in text
 
 
-def test_runs_with_different_constraints(tmp_path):
-    runs = [full(tmp_path / "a"), full(tmp_path / "b", constraint="unit/norm", factor=3.0)]
+def test_runs_may_have_different_constraints(tmp_path):
+    runs = [
+        make_run(tmp_path / "a"),
+        make_run(tmp_path / "b", constraint="unit/norm", factor=3.0),
+    ]
     page = report.write(runs, out=tmp_path / "out")
     figures = table(page)
     assert figures["a"]["violation of O(3), last, evaluation"] == "0.02"
@@ -137,11 +142,11 @@ def test_runs_with_different_constraints(tmp_path):
     assert figures["b"]["error, lowest"] == "0.75"
 
 
-def test_a_resume_drops_what_lies_beyond_it(tmp_path):
+def test_a_resume_drops_earlier_lines_of_later_steps(tmp_path):
     rows = [
         *(train(step, loss=1.0) for step in (100, 200, 300, 400)),
         evaluate(400, error=0.001),
-        resumed(200),
+        resume_event(200),
         *(train(step, loss=2.0) for step in (250, 300)),
     ]
     run = report.load(make(tmp_path / "run", rows))
@@ -154,7 +159,7 @@ def test_a_resume_drops_what_lies_beyond_it(tmp_path):
     assert "<li>step 200: resumed from step 200</li>" in page.read_text()
 
 
-def test_of_two_lines_of_one_step_the_later_holds(tmp_path):
+def test_the_later_of_two_lines_of_one_step_counts(tmp_path):
     rows = [train(100, loss=1.0), train(200, loss=1.0), train(100, loss=3.0)]
     run = report.load(make(tmp_path / "run", rows))
     assert [(row["step"], row["loss"]) for row in run.train] == [(100, 3.0), (200, 1.0)]
@@ -183,7 +188,7 @@ def test_a_last_line_that_was_cut_within_a_character_is_ignored(tmp_path):
 @pytest.mark.parametrize("restart", [0.0, 2.0])
 def test_total_time_adds_up_over_resumes(tmp_path, restart):
     """Whether a resume goes on with the clock of step 200, at 2 seconds, or starts a new one."""
-    rows = [train(100), train(200), train(300), resumed(200), train(300, time=restart + 1)]
+    rows = [train(100), train(200), train(300), resume_event(200), train(300, time=restart + 1)]
     page = report.write([make(tmp_path / "run", rows)], out=tmp_path / "out")
     assert table(page)["run"]["total time"] == "3.0 s"
 
@@ -196,7 +201,7 @@ def test_long_times_are_readable(tmp_path, seconds, text):
     assert table(report.write([run], out=tmp_path / "out"))["run"]["total time"] == text
 
 
-def test_what_is_not_finite_is_a_gap_in_plots_and_named_in_the_table(tmp_path, monkeypatch):
+def test_values_that_are_not_finite_are_gaps_in_plots_and_named_in_the_table(tmp_path, monkeypatch):
     rows = [
         train(100, loss=0.5),
         train(200, loss=None),
@@ -226,8 +231,8 @@ def test_a_point_between_gaps_is_marked(tmp_path):
     rows = [train(1 + index, loss=loss) for index, loss in enumerate(losses)]
     run = report.load(make(tmp_path / "run", rows))
     axes = _plots.Figure().subplots()
-    (panel,) = _plots.panels_of([run])["loss"]
-    _plots._fill(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
+    (panel,) = _plots.arrange_panels([run])["loss"]
+    _plots._draw_panel(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
     line = axes.lines[0]
     assert line.get_marker() == "."
     assert line.get_markevery() == [0, 5]
@@ -246,8 +251,8 @@ def test_the_scale_is_logarithmic_where_all_is_positive(tmp_path, losses, scale)
     rows = [train(100 * (1 + index), loss=loss) for index, loss in enumerate(losses)]
     run = report.load(make(tmp_path / "run", rows))
     axes = _plots.Figure().subplots()
-    (panel,) = _plots.panels_of([run])["loss"]
-    _plots._fill(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
+    (panel,) = _plots.arrange_panels([run])["loss"]
+    _plots._draw_panel(axes, panel, [_plots.Shown(run, "run", "run", "#000000", "-", "o")])
     assert axes.get_yscale() == scale
 
 
@@ -270,7 +275,7 @@ def test_a_narrow_logarithmic_axis_can_be_read(tmp_path, monkeypatch, low, high)
 
 def test_odd_names_are_escaped_and_drawn(tmp_path):
     names = ["_<b>&\"'", "a$b$c^{", "日本 🙂", "new\nline", "%s {0}", "\\alpha$"]
-    runs = [full(tmp_path / name, constraint="<i>$x_{$</i>") for name in names]
+    runs = [make_run(tmp_path / name, constraint="<i>$x_{$</i>") for name in names]
     event = {"step": 1, "kind": "event", "message": "<script>alert(1)</script>"}
     config = {"</pre><script>": "\ud800 & <img src=x>"}
     runs.append(make(tmp_path / "last", [train(1), event], config=config))
@@ -287,7 +292,7 @@ def test_odd_names_are_escaped_and_drawn(tmp_path):
     assert len(table(page)) == 7
 
 
-def test_odd_names_reach_the_legend_and_are_no_formulas(tmp_path, monkeypatch):
+def test_odd_names_reach_the_legend_and_are_not_formulas(tmp_path, monkeypatch):
     seen = []
     ticks = []
     save = _plots.Figure.savefig
@@ -317,12 +322,16 @@ def test_odd_names_reach_the_legend_and_are_no_formulas(tmp_path, monkeypatch):
         (["o3-inertia-plain"], ["o3-inertia-plain"]),
     ],
 )
-def test_what_all_names_begin_with_is_shortened(names, labels):
-    assert _plots.shortened(names) == labels
+def test_the_common_beginning_of_names_is_shortened(names, labels):
+    assert _plots.shorten_names(names) == labels
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path):
-    runs = [full(tmp_path / "a" / "run"), full(tmp_path / "b" / "run"), tmp_path / "a" / "run"]
+    runs = [
+        make_run(tmp_path / "a" / "run"),
+        make_run(tmp_path / "b" / "run"),
+        tmp_path / "a" / "run",
+    ]
     assert set(table(report.write(runs, out=tmp_path / "out"))) == {"a/run", "b/run"}
 
 
@@ -359,9 +368,9 @@ def test_many_panels_and_runs_fit(tmp_path):
     assert height <= 4000
 
 
-def test_plots_of_an_older_report_do_not_stay(tmp_path):
+def test_plots_of_an_older_report_are_removed(tmp_path):
     out = tmp_path / "out"
-    report.write([full(tmp_path / "one")], out=out)
+    report.write([make_run(tmp_path / "one")], out=out)
     report.write([make(tmp_path / "two", [train(1)])], out=out)
     assert {path.name for path in out.iterdir()} == {"report.html", "loss.png"}
 
@@ -373,76 +382,78 @@ def test_config_and_environment_may_be_missing(tmp_path):
     assert page.read_text().count("not recorded") == 2
 
 
-def test_a_folder_that_does_not_exist(tmp_path):
-    with pytest.raises(report.ReportError, match=r"`runs`: .*nowhere does not exist; give the"):
+def test_a_folder_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(report.ReportError, match=r"`runs` must be .*nowhere does not exist"):
         report.write([tmp_path / "nowhere"], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_no_runs(tmp_path):
-    with pytest.raises(report.ReportError, match="`runs` is empty, at least one was wanted"):
+def test_no_runs_is_refused(tmp_path):
+    with pytest.raises(report.ReportError, match="`runs` must name at least one run, got none"):
         report.write([], out=tmp_path)
 
 
-def test_a_folder_that_is_not_a_run_names_the_nearest_that_is(tmp_path):
+def test_a_folder_that_is_not_a_run_suggests_one_below_it(tmp_path):
     (tmp_path / "a").mkdir()
     make(tmp_path / "a" / "deep" / "run", [train(1)])
     near = make(tmp_path / "b" / "run", [train(1)])
     with pytest.raises(report.ReportError) as caught:
         report.load(tmp_path)
     assert str(caught.value) == (
-        f"`runs`: {tmp_path} is not a run folder, it has no metrics.jsonl; did you mean {near}?"
+        f"`runs` must be folders of training runs, and {tmp_path} has no metrics.jsonl. "
+        f"Did you mean {near}?"
     )
-    with pytest.raises(report.ReportError, match=re.escape(f"did you mean {near}?")):
+    with pytest.raises(report.ReportError, match=re.escape(f"Did you mean {near}?")):
         report.load(near / "metrics.jsonl")
 
 
-def test_a_folder_that_is_not_a_run_and_holds_none(tmp_path):
+def test_a_folder_without_runs_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(report.ReportError, match=r"no metrics.jsonl; give the folder that holds"):
+    with pytest.raises(report.ReportError, match=r"no metrics.jsonl\. Give the folder that holds"):
         report.load(tmp_path)
 
 
 @pytest.mark.parametrize("tail", ["", "\n\n", '{"step": 1'])
-def test_metrics_without_a_complete_line(tmp_path, tail):
+def test_metrics_without_a_complete_line_are_refused(tmp_path, tail):
     folder = make(tmp_path / "run", [], tail=tail)
-    with pytest.raises(report.ReportError, match=r"metrics.jsonl is empty, a complete line was"):
+    with pytest.raises(report.ReportError, match=r"metrics.jsonl has no complete line"):
         report.load(folder)
 
 
-def test_a_broken_line_before_the_last(tmp_path):
+def test_a_broken_line_before_the_last_is_refused(tmp_path):
     folder = make(tmp_path / "run", [train(1)], tail='{"step": 2, "lo\n' + json.dumps(train(3)))
-    with pytest.raises(report.ReportError, match=r"metrics.jsonl, line 2: not JSON .*; repair or"):
+    with pytest.raises(report.ReportError, match=r"line 2, must be .* not JSON.* Repair or"):
         report.load(folder)
 
 
 @pytest.mark.parametrize(
     "line", ["[1]", '{"kind": "train"}', '{"step": 1}', '{"step": NaN, "kind": "eval"}', "3"]
 )
-def test_a_line_without_step_or_kind(tmp_path, line):
+def test_a_line_without_step_or_kind_is_refused(tmp_path, line):
     folder = make(tmp_path / "run", [train(1)], tail=line + "\n")
     with pytest.raises(report.ReportError) as caught:
         report.load(folder)
-    assert f"metrics.jsonl, line 2: got {line}, wanted an object" in str(caught.value)
+    assert "metrics.jsonl, line 2, must be an object" in str(caught.value)
+    assert f"got {line}. Repair or remove" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["config.json", "environment.json"])
-@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", r"got \[1\], an object")])
-def test_a_broken_config_or_environment(tmp_path, name, text, message):
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", r"got \[1\]")])
+def test_a_broken_config_or_environment_is_refused(tmp_path, name, text, message):
     folder = make(tmp_path / "run", [train(1)])
     (folder / name).write_text(text)
-    with pytest.raises(report.ReportError, match=rf"{name}: {message}.*; repair or remove it"):
+    with pytest.raises(report.ReportError, match=rf"{name} must be .*{message}.* Repair or"):
         report.load(folder)
 
 
 @pytest.mark.parametrize("below", ["", "below"])
-def test_an_out_that_cannot_be_written_to(tmp_path, below):
-    run = full(tmp_path / "run")
+def test_an_out_that_cannot_be_written_to_is_refused(tmp_path, below):
+    run = make_run(tmp_path / "run")
     (tmp_path / "file").write_text("mine")
     out = tmp_path / "file" / below
     with pytest.raises(report.ReportError) as caught:
         report.write([run], out=out)
     message = str(caught.value)
-    assert message.startswith(f"`out`: {out} cannot be written to (")
-    assert message.endswith("a folder was wanted; choose another one.")
+    assert message.startswith(f"`out` must be a folder that can be written to, got {out}: ")
+    assert message.endswith("Choose another one.")
     assert (tmp_path / "file").read_text() == "mine"

@@ -19,7 +19,7 @@ def problem():
     return MLP((6, 16, 3), rngs=nnx.Rngs(0)), x, jax.random.randint(KEY, (32,), 0, 3)
 
 
-def test_stays_in_the_box_and_in_range():
+def test_an_attack_stays_in_the_box_and_in_range():
     model, x, y = problem()
     attacked = Attack(radius=0.2, steps=9, restarts=1)(model, x, y, KEY)
     assert jnp.abs(attacked - x).max() <= 0.2 + 1e-6
@@ -28,7 +28,7 @@ def test_stays_in_the_box_and_in_range():
     assert jnp.abs(attacked - x).max() > 0.1
 
 
-def test_the_worst_point_of_a_linear_classifier():
+def test_an_attack_finds_the_worst_point_of_a_linear_classifier():
     weights = jnp.array([[1.0, -1.0], [-2.0, 2.0], [0.5, -0.5]])
     x, y = jnp.full((1, 3), 0.5), jnp.array([0])
     attacked = Attack(radius=0.1, steps=8)(lambda x: x @ weights, x, y, KEY)
@@ -36,7 +36,7 @@ def test_the_worst_point_of_a_linear_classifier():
     np.testing.assert_allclose(attacked - x, [[-0.1, 0.1, -0.1]], atol=1e-6)
 
 
-def test_a_stronger_attack_is_never_weaker():
+def test_more_steps_or_restarts_are_never_weaker():
     model, x, y = problem()
     found = [
         losses(model, y)(attack(model, x, y, KEY))
@@ -54,7 +54,7 @@ def test_a_stronger_attack_is_never_weaker():
     assert found[-1].mean() > found[0].mean() + 0.05
 
 
-def test_no_gradient_goes_through_the_attack():
+def test_no_gradient_passes_through_the_attack():
     model, x, y = problem()
     graph, params = nnx.split(model)
     attack = Attack(radius=0.2, steps=2)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import constrainx as cx
-from constrainx.runtime._run_folder import RunError
+from constrainx.runtime import RunError
 
 from .problems import Net, Recorder, arrays, assert_same_state, counter, squared, trainer
 
@@ -93,7 +93,7 @@ def undisturbed(nursery, tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_being_asked_to_stop_saves_first(nursery, undisturbed, tmp_path, number):
+def test_a_signal_saves_before_the_run_stops(nursery, undisturbed, tmp_path, number):
     options = {"steps": STEPS, "save_every": 100}
     lines, code = nursery.train(tmp_path / "run", sleep=0.05, signal_at=(5, number), **options)
     assert code == 0
@@ -151,7 +151,7 @@ def test_twenty_crashes_at_random_moments(nursery, undisturbed, tmp_path):
 
 # A limit that spares the metrics, and one that nothing gets past.
 @pytest.mark.parametrize("limit", [30_000, 200])
-def test_a_run_can_go_on_without_a_checkpoint_that_does_not_fit(nursery, tmp_path, limit):
+def test_a_run_can_continue_if_a_checkpoint_does_not_fit_on_the_disk(nursery, tmp_path, limit):
     options = {"kind": "heavy", "steps": 8, "sleep": 0.3}
     limits = {"3": limit, "7": -1}
     lines, code = nursery.train(
@@ -180,7 +180,7 @@ def readable(nursery, run):
     return lines[0]["digest"]
 
 
-def test_a_run_ends_at_a_checkpoint_that_does_not_fit(nursery, tmp_path):
+def test_a_run_stops_if_a_checkpoint_does_not_fit_on_the_disk(nursery, tmp_path):
     options = {"kind": "heavy", "steps": 8}
     limits = {"3": 30_000}
     lines, code = nursery.train(tmp_path / "run", limits=limits, sleep=0.3, **options)
@@ -230,7 +230,7 @@ def empty(path):
         "state/ocdbt.process_0/d/*",
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_can_be_passed_over(saved, tmp_path, pattern, damage):
+def test_a_damaged_checkpoint_is_named_and_can_be_skipped(saved, tmp_path, pattern, damage):
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     reader = READER.get("trainer") or READER.setdefault("trainer", wide())
@@ -253,7 +253,7 @@ READER = {}
 
 @unread
 @pytest.mark.usefixtures("collected")
-def test_a_run_goes_on_past_a_damaged_checkpoint_and_replaces_it(saved, tmp_path):
+def test_a_run_resumes_before_a_damaged_checkpoint_and_replaces_it(saved, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     shutil.rmtree(run / "checkpoints" / "6" / "state")
@@ -272,7 +272,7 @@ def test_a_run_goes_on_past_a_damaged_checkpoint_and_replaces_it(saved, tmp_path
 
 @unread
 @pytest.mark.usefixtures("collected")
-def test_nothing_can_be_read_if_all_is_damaged(saved, tmp_path):
+def test_restoring_fails_if_every_checkpoint_is_damaged(saved, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     for step in (2, 4, 6):
@@ -385,7 +385,7 @@ def test_a_step_that_is_not_finite_can_be_skipped(tmp_path):
     )
 
 
-def test_each_skipped_step_is_named_in_its_turn():
+def test_each_skipped_step_is_reported():
     def make():
         for step, batch in enumerate(arrays().from_step(0)):
             yield {**batch, "x": batch["x"] * (np.nan if step in (1, 5) else 1)}
@@ -403,7 +403,7 @@ def never_runs(model, batch):
     raise AssertionError("a step was traced")
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path):
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     for run in ("/proc/run", tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(RunError, match=f"{run} cannot be written to"):
@@ -422,7 +422,7 @@ with open(sys.argv[1], "a+") as file:
 """
 
 
-def test_a_folder_that_another_process_uses(tmp_path):
+def test_a_folder_that_another_process_uses_is_refused(tmp_path):
     run = tmp_path / "run"
     counter(steps=2, run=run).fit()
     before = (run / "environment.json").read_bytes()
@@ -446,14 +446,14 @@ def test_a_folder_that_another_process_uses(tmp_path):
     assert third.fit().step == 3
 
 
-def test_a_folder_with_a_run_in_it(tmp_path):
+def test_a_folder_that_holds_a_run_is_refused(tmp_path):
     run = tmp_path / "run"
     counter(steps=2, run=run).fit()
     with pytest.raises(RunError, match=f"{run} holds a run already.*constrainx resume {run}"):
         counter(loss=never_runs, run=run).fit()
 
 
-def test_settings_that_differ_from_those_of_the_run(tmp_path):
+def test_resuming_with_other_settings_is_refused(tmp_path):
     run = tmp_path / "run"
     counter(steps=2, run=run, config={"rate": 0.1, "path": tmp_path}).fit()
     second = counter(loss=never_runs, run=run, config={"rate": 0.2, "path": tmp_path, "new": 1})
@@ -465,7 +465,7 @@ def test_settings_that_differ_from_those_of_the_run(tmp_path):
         second.fit()
 
 
-def test_a_line_of_metrics_that_was_cut_off_is_taken_away(tmp_path):
+def test_a_line_of_metrics_that_was_cut_off_is_removed(tmp_path):
     run = tmp_path / "run"
     counter(steps=2, run=run).fit()
     path = run / "metrics.jsonl"

@@ -1,11 +1,14 @@
 """Metrics of scores, on distributions whose score and density are known."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+from constrainx.errors import MissingPackageError
 from constrainx.recipes import conservative_score
 from constrainx.trainers import score_matching as matching
 
@@ -47,7 +50,7 @@ def test_kernel_density_is_a_mixture_of_gaussians():
     np.testing.assert_allclose(score, slope, rtol=1e-3, atol=1e-4)
 
 
-def test_the_denoising_loss_is_least_for_the_score():
+def test_the_true_score_minimises_the_denoising_loss():
     noise = matching.Noise()
     x = DEVIATION * jax.random.normal(jax.random.key(0), (20_000, 2))
     batch = noise.added({"x": x}, jax.random.key(1))
@@ -60,7 +63,7 @@ def test_the_denoising_loss_is_least_for_the_score():
     assert losses[1] < min(losses[0], losses[2])
 
 
-def test_likelihood_by_the_flow_is_that_of_the_gaussian():
+def test_the_likelihood_of_a_gaussian_is_exact():
     noise = matching.Noise()
     x = jax.random.normal(jax.random.key(0), (50, 2))
     largest = DEVIATION**2 + noise.largest**2
@@ -93,3 +96,11 @@ def test_data_sets_are_what_their_formulas_say(dataset):
     else:
         squares = np.floor(points / 3).astype(int).sum(axis=1) % 2
         assert (squares == 0).all()
+
+
+def test_a_likelihood_without_diffrax_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "diffrax", None)
+    with pytest.raises(MissingPackageError, match=r"constrainx\[science\]"):
+        matching.log_density(
+            gaussian_score, jnp.zeros((1, 2)), noise=matching.Noise(), log_prior=lambda x: x
+        )
