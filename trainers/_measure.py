@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints import Composed
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError
-from constrainx.runtime import Sharding
+from constrainx.runtime import Sharding, violation_metric
 
 Metric = Callable[[Any, Any], Float[Array, "examples ..."]]
 
@@ -45,7 +45,7 @@ class Measure:
     def names(self) -> tuple[str, ...]:
         """What is measured."""
         members = self.constraints or ()
-        return (*self.metrics, *(f"violation/{member.name}" for member in members))
+        return (*self.metrics, *(violation_metric(member.name) for member in members))
 
     def __call__(
         self, parameters: nnx.State, rest: nnx.State, data: Batches, *, limit: int | None = None
@@ -94,7 +94,7 @@ class Measure:
             sums[name] = jnp.sum(jnp.where(mask > 0, values, 0))
         key = jax.random.fold_in(jax.random.key(self.seed), number)
         violations = {
-            f"violation/{member.name}": member.measure(
+            violation_metric(member.name): member.measure(
                 model, examples, jax.random.fold_in(key, index)
             )
             for index, member in enumerate(self.constraints or ())

@@ -14,8 +14,9 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
-from constrainx.constraints import Composed
+from constrainx.constraints import Composed, reseed_streams
 from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.runtime import constraint_metric
 from constrainx.step import ConstrainedState, reports
 from constrainx.trainers._state import Health, State, split_model, start_healthy
 
@@ -125,7 +126,7 @@ class Program:
 
     def model(self, parameters: nnx.State, rest: nnx.State, *, seed: Any = None) -> Any:
         """The model with these parameters; with a seed, its random streams start from there."""
-        rngs = self.rngs if seed is None else _reseed(self.rngs, seed)
+        rngs = self.rngs if seed is None else reseed_streams(self.rngs, seed)
         return nnx.merge(self.graph, parameters, rngs, rest)
 
     def parameters_to_evaluate(self, state: State) -> nnx.State:
@@ -223,18 +224,6 @@ def takes_key(function: Callable[..., Any]) -> bool:
         return False
 
 
-def _reseed(rngs: nnx.State, key: Array) -> nnx.State:
-    """Streams whose keys follow from this one, with their counts at zero."""
-    leaves, tree = jax.tree.flatten(rngs)
-    seeded = [
-        jax.random.fold_in(key, index)
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else jnp.zeros_like(leaf)
-        for index, leaf in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, seeded)
-
-
 def _interleave(leaf: Array, *, parts: int) -> Array:
     """The batch in parts on a new first axis, dealt out like cards: part i has i, i + parts, ...
 
@@ -255,7 +244,7 @@ def _norm(tree: PyTree) -> Float[Array, ""]:
 def _figures(found: Mapping[str, Any]) -> dict[str, Array]:
     """The reports of the constraints as metrics."""
     return {
-        f"constraints/{name}/{field}": jnp.asarray(value, jnp.float32)
+        constraint_metric(name, field): jnp.asarray(value, jnp.float32)
         for name, report in found.items()
         for field, value in report._asdict().items()
         if field != "active"
