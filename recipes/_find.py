@@ -17,13 +17,11 @@ from constrainx.recipes._resolve import RecipeError
 
 def all_recipes() -> dict[str, type[Recipe]]:
     """The recipes that come with the package, by name."""
-    from constrainx import recipes
-
     found = {}
-    for module in pkgutil.iter_modules(recipes.__path__):
+    for module in pkgutil.iter_modules([str(pathlib.Path(__file__).parent)]):
         if module.name.startswith("_"):
             continue
-        for recipe in _recipes_in(importlib.import_module(f"{recipes.__name__}.{module.name}")):
+        for recipe in _recipes_in(importlib.import_module(f"{__package__}.{module.name}")):
             found[recipe.name] = recipe
     return dict(sorted(found.items()))
 

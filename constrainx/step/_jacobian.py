@@ -60,7 +60,7 @@ class RowJacobian:
             rows, so that they count in J u.
     """
 
-    values: Float[Array, " rows"]
+    values: Array  # or its shape alone, so that the annotation says no more
     blocks: tuple[Block, ...]
     tree: Any
     movable: tuple[bool, ...] | None = None

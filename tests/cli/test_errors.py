@@ -30,7 +30,7 @@ class Mine(Recipe):
             optimizer=optax.sgd(0.1),
             data=cx.data.arrays({"x": np.ones((8, 2), np.float32)}, batch=4),
             steps=2,
-            **{**self.options, **options},
+            **self.settings(**options),
         )
 """
 

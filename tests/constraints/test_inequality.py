@@ -67,7 +67,7 @@ def test_a_feasible_point_has_rows_of_at_most_zero_and_stays(reduce, make):
 def test_an_infeasible_point_is_brought_back_to_the_bound(reduce):
     """At a = 4 the outputs are [4, 8, −12, 2]; the second must be at most 4."""
     bound = {"mean": -3.0}.get(reduce, 4.0)
-    constraint = cx.AtMost(bound, of=outputs, reduce=reduce)
+    constraint = cx.AtMost(bound, of=outputs, reduce=reduce, placement="twice")
     model = Slope(4.0 if reduce != "mean" else 1.0)
     optimizer = cx.constrain(optax.sgd(0.1), constraint, model=model)
     params = nnx.state(model, nnx.Param)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from constrainx import data
 from constrainx.recipes import Comparison, ComparisonError, Recipe
-from constrainx.trainers import Trainer
+from constrainx.trainers import Evaluation, Trainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,11 @@ class Line(Recipe):
             optimizer=optax.sgd(self.rate),
             data=data.arrays({"x": x}, batch=4),
             steps=4,
-            evaluation=data.arrays({"x": x}, batch=4),
-            metrics={"error": lambda model, batch: jnp.abs(model(batch["x"]) - batch["x"])},
-            progress=False,
-            **{**self.options, **options},
+            evaluation=Evaluation(
+                data.arrays({"x": x}, batch=4),
+                metrics={"error": lambda model, batch: jnp.abs(model(batch["x"]) - batch["x"])},
+            ),
+            **self.settings(**{"progress": False, **options}),
         )
 
 

@@ -8,6 +8,7 @@ from flax import nnx
 from jax.flatten_util import ravel_pytree
 
 from constrainx.models import MLP
+from constrainx.step import _blocks as blocks
 from constrainx.step import _jacobian as jacobian
 from constrainx.step import _patches as patches
 
@@ -63,7 +64,8 @@ def test_rows_of_slices(x64, name, rows):
     slices = jax.tree.map(lambda leaf: leaf.reshape(rows, 16 // rows, 16), (x, flip))
     flat, unravel = ravel_pytree(params)
     dense = jax.jacobian(lambda p: jax.vmap(lambda s: row(unravel(p), s))(slices))(flat)
-    J = jax.jit(lambda p: jacobian.rows_of_slices(row, p, slices))(params)
+    rows_alone = jax.jit(lambda p: jacobian.rows_of_slices(row, p, slices))(params)
+    J = jacobian.StackedJacobian((rows_alone,))
     direction = jax.tree.map(jnp.cos, params)
     weights = jnp.arange(1.0, rows + 1)
     metric = jax.tree.map(lambda leaf: jnp.exp(leaf), params)
@@ -75,8 +77,11 @@ def test_rows_of_slices(x64, name, rows):
         J.gram(metric), (dense * flat_metric) @ dense.T, rtol=1e-10, atol=1e-14
     )
     np.testing.assert_allclose(J.matvec(direction), dense @ ravel_pytree(direction)[0], rtol=1e-10)
-    np.testing.assert_allclose(ravel_pytree(J.rmatvec(weights))[0], weights @ dense, atol=1e-12)
-    both = jacobian.stack_rows([J, jacobian.rows_of(lambda p: 3 * J.matvec(p), params)])
+    np.testing.assert_allclose(
+        ravel_pytree(J.rmatvec(weights, params))[0], weights @ dense, atol=1e-12
+    )
+    stored = jacobian.rows_of(lambda p: 3 * J.matvec(p), params)
+    both = jacobian.StackedJacobian((rows_alone, stored))
     np.testing.assert_allclose(
         both.gram()[:rows, rows:], 3 * dense @ dense.T, rtol=1e-9, atol=1e-13
     )
@@ -86,14 +91,14 @@ def test_dense_layers_are_factored_where_it_pays():
     graph, params = nnx.split(MLP((16, 64, 64, 8), rngs=nnx.Rngs(0)))
     slices = jnp.ones((32, 1, 16))
     J = jacobian.rows_of_slices(lambda p, s: jnp.sum(nnx.merge(graph, p)(s)), params, slices)
-    kernels = [b for b in J.blocks if isinstance(b, jacobian.Factored)]
+    kernels = [b for b in J.blocks if isinstance(b, blocks.Factored)]
     assert len(kernels) == 3
     assert kernels[0].activations.shape == (32, 1, 16)
     one_row = jacobian.rows_of_slices(
         lambda p, s: jnp.sum(nnx.merge(graph, p)(s)), params, jnp.ones((1, 256, 16))
     )
-    assert not any(isinstance(b, jacobian.Factored) for b in one_row.blocks)
-    stored = [b.gradients.size for b in J.blocks if isinstance(b, jacobian.Stored)]
+    assert not any(isinstance(b, blocks.Factored) for b in one_row.blocks)
+    stored = [b.gradients.size for b in J.blocks if isinstance(b, blocks.Stored)]
     assert max(stored) < 32 * 64 * 16
 
 
