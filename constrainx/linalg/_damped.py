@@ -102,7 +102,7 @@ def _wide(
 
 
 def _within(at: Solved, y: Vector) -> Vector:
-    """The part of y in A's range, which is all that Aᵀ sees of it; the rest may be as large as 1/λ².
+    """The part of y in A's range, which is all that Aᵀ sees of it; the rest may be large.
 
     It comes from Aᵀy = x. A solver that needs full rank may fail at that, and then y stays whole.
     """

@@ -46,32 +46,32 @@ def solution_tangent(
     if at.spec.damping == "nonzero":
         return damped_tangent(at, d_operator, rhs, damp, d_damp)
 
-    def only_if(condition: Bool[Array, ""]) -> tuple[Solved, Vector]:
-        # Under `vmap` both branches run: for the lanes of the other one, on zeros, which is quick.
+    def where(condition: Bool[Array, ""]) -> tuple[Solved, Vector]:
         zero = functools.partial(jax.tree.map, lambda leaf: jnp.where(condition, leaf, 0))
         return at._replace(b=zero(at.b), x=zero(at.x)), zero(rhs)
 
-    def undamped() -> Vector:
-        masked, masked_rhs = only_if(damp == 0)
-        return _undamped(masked._replace(spec=at.spec.undamped), d_operator, masked_rhs)
-
-    def damped() -> Vector:
-        masked, masked_rhs = only_if(damp != 0)
-        return damped_tangent(masked, d_operator, masked_rhs, damp, d_damp)
-
-    return jax.lax.cond(damp == 0, undamped, damped)
+    # A traced λ may be zero. The rule that does not hold then gets zeros, of which its solves make
+    # zero without an iteration. Not `jax.lax.cond`: it has no transpose under `vmap`.
+    undamped, undamped_rhs = where(damp == 0)
+    damped, damped_rhs = where(damp != 0)
+    return _vector.add(
+        _undamped(undamped, d_operator, undamped_rhs),
+        damped_tangent(damped, d_operator, damped_rhs, damp, d_damp),
+    )
 
 
 def _undamped(at: Solved, d_operator: LinearOperator, rhs: Vector) -> Vector:
+    # With the damping, if it is traced: where it is zero it changes nothing, and where it is not, a
+    # solver that needs full rank or damping gets it.
     spec, operator = at.spec, at.spec.operator(at.constants)
     if not (spec.full_rank and spec.wide):  # else A x = b, and r is rounding
-        residual = _vector.subtract(at.b, operator.matvec(at.x))
-        rhs = _vector.add(rhs, solve(spec.T, at.constants, d_operator.rmatvec(residual))[0])
+        q = d_operator.rmatvec(_vector.subtract(at.b, operator.matvec(at.x)))
+        rhs = _vector.add(rhs, solve(spec.T, at.constants, q, at.damp)[0])
     if spec.full_rank and spec.tall:  # then A has no null space for x to turn into
-        return solve(spec, at.constants, rhs)[0]
-    y, _ = solve(spec.T, at.constants, at.x)
+        return solve(spec, at.constants, rhs, at.damp)[0]
+    y, _ = solve(spec.T, at.constants, at.x, at.damp)
     v = d_operator.rmatvec(y)
-    dx, _ = solve(spec, at.constants, _vector.subtract(rhs, operator.matvec(v)))
+    dx, _ = solve(spec, at.constants, _vector.subtract(rhs, operator.matvec(v)), at.damp)
     return _vector.add(dx, v)
 
 

@@ -123,7 +123,8 @@ def _checked_info(spec: Spec, info: Info) -> list[Array]:
     ]
 
 
-lstsq_p.def_impl(jax.jit(_run, static_argnames=("spec", "batch")))
+_run_once_traced = jax.jit(_run, static_argnames=("spec", "batch"))
+lstsq_p.def_impl(_run_once_traced)
 lstsq_p.def_abstract_eval(_abstract_eval)
 batching.primitive_batchers[lstsq_p] = _batch
-mlir.register_lowering(lstsq_p, mlir.lower_fun(_run, multiple_results=True))
+mlir.register_lowering(lstsq_p, mlir.lower_fun(_run_once_traced, multiple_results=True))
