@@ -90,12 +90,12 @@ def _residual(at: Solved, damp: Scalar) -> Vector:
 def _wide(
     at: Solved, d_operator: LinearOperator, rhs: Vector, damp: Scalar, d_damp: Scalar | None
 ) -> Vector:
-    spec, operator = at.spec, at.spec.operator(at.constants)
+    spec = at.spec
     y = solve_normal(spec.T, at.constants, at.b, damp)
     if not spec.full_rank:
         y = _vector.axpy(jnp.square(_vector.reciprocal(damp)), _unresolved(at, y, damp), y)
     v = d_operator.rmatvec(y)
-    rhs = _vector.subtract(rhs, operator.matvec(v))
+    rhs = _vector.subtract(rhs, spec.push(at.constants, v))
     if d_damp is not None:  # H⁻¹x = H⁻¹Aᵀy
         rhs = _vector.axpy(-2 * damp * d_damp, y if spec.full_rank else _within(at, y), rhs)
     return _vector.add(solve(spec, at.constants, rhs, damp)[0], v)

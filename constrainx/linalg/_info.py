@@ -20,6 +20,7 @@ class Reason(enum.IntEnum):
     MAX_ITERATIONS = 4
     NOT_FINITE = 5
     RANK = 6
+    NOT_LINEAR = 7
 
     @property
     def sentence(self) -> str:
@@ -44,6 +45,10 @@ _SENTENCES = {
     ),
     Reason.RANK: (
         "A does not have full rank, which this solver needs: use `LSMR`, or pass a `damp`"
+    ),
+    Reason.NOT_LINEAR: (
+        "`matvec` is not linear in its first argument, or has a `jax.custom_vjp` that is wrong: "
+        "matvec(0) is not 0, or ⟨A w, A w⟩ is not ⟨AᵀA w, w⟩ for a random w"
     ),
 }
 

@@ -15,10 +15,11 @@ from jaxtyping import Array, PyTree
 from constrainx.linalg import _derivative as _  # noqa: F401  registers the derivative
 from constrainx.linalg import _vector
 from constrainx.linalg._info import Info
-from constrainx.linalg._linearity import check_linear
+from constrainx.linalg._linearity import check_linear, has_custom_vjp
 from constrainx.linalg._lsmr import LSMR
-from constrainx.linalg._operator import structure
+from constrainx.linalg._operator import structure, transpose
 from constrainx.linalg._primitive import solve
+from constrainx.linalg._probe import looks_linear, reported
 from constrainx.linalg._problem import Solver
 from constrainx.linalg._spec import Damping, Spec, interned
 from constrainx.linalg._validate import check_fits, check_floating, check_solver, describe
@@ -86,18 +87,19 @@ def lstsq(
     b = jax.tree.map(jnp.asarray, b)
     check_floating("b", b)
 
-    rows = _checked_rows(matvec, like, args, b)
+    rows, known_linear = _checked_rows(matvec, like, args, b)
     columns = jax.tree.map(_in_working_dtype, like)
     rows = jax.tree.map(_in_working_dtype, jax.tree.map(_wider, rows, b))
     b = _vector.cast(b, rows)
 
-    # Linear already: `linearize` only computes, once and for all, what does not depend on v.
-    linear = jax.linearize(lambda v: matvec(v, *args), _vector.zeros_like(like))[1]
+    def in_working_dtype(linear: Callable[[Vector], Vector]) -> Callable[[Vector], Vector]:
+        return lambda v: _vector.cast(linear(_vector.cast(v, like)), rows)
 
-    def working_matvec(v: Vector) -> Vector:
-        return _vector.cast(linear(_vector.cast(v, like)), rows)
-
-    apply: Callable[[Vector], Vector] = working_matvec
+    apply = in_working_dtype(_hoisted(lambda v: matvec(v, *args), like))
+    linear = None
+    if not known_linear:
+        as_given = in_working_dtype(lambda v: matvec(v, *args))
+        linear = looks_linear(as_given, transpose(apply, columns), columns)
     weight, damping = _checked_damp(damp, _vector.scalar_dtype(rows, columns))
     if weight is not None and (x0 is not None or preconditioner is not None):
         # What is damped is the norm of x, neither that of x − x0 nor that of x / preconditioner.
@@ -131,9 +133,17 @@ def lstsq(
         )
     )
     x, info = solve(spec, constants, b, weight, reference)
+    info = info if linear is None else reported(info, linear)
     x = x if start is None else _vector.add(start, x)
     x = x if weights is None else jax.tree.map(jnp.multiply, weights, x)
     return _vector.cast(x, like), info
+
+
+def _hoisted(matvec: Callable[[Vector], Vector], columns: PyTree) -> Callable[[Vector], Vector]:
+    """The same linear function, with what does not depend on v computed once and for all."""
+    if has_custom_vjp(jax.make_jaxpr(matvec)(columns).jaxpr):  # which cannot be linearised
+        return matvec
+    return jax.linearize(matvec, _vector.zeros_like(columns))[1]
 
 
 def _augmented(
@@ -178,7 +188,8 @@ def _checked_like(like: PyTree | None, x0: Vector | None) -> PyTree[jax.ShapeDty
 
 def _checked_rows(
     matvec: Callable[..., Vector], like: PyTree, args: tuple, b: Vector
-) -> PyTree[jax.ShapeDtypeStruct]:
+) -> tuple[PyTree[jax.ShapeDtypeStruct], bool]:
+    """What ``matvec`` returns, and whether its operations tell that it is linear."""
     if not callable(matvec):
         raise TypeError(
             f"`matvec` must be a function (v, *args) -> A v, got {type(matvec).__name__}. For a "
@@ -197,8 +208,7 @@ def _checked_rows(
         ) from error
     check_floating("matvec(v, *args)", rows)
     check_fits("b", b, rows, "what `matvec` returns for a vector shaped like `like`")
-    check_linear(apply, like, rows)
-    return structure(rows)
+    return structure(rows), check_linear(apply, like, rows)
 
 
 def _checked_like_x(name: str, vector: Vector, columns: PyTree) -> Vector:

@@ -71,8 +71,8 @@ def _undamped(at: Solved, d_operator: LinearOperator, rhs: Vector) -> Vector:
         return solve(spec, at.constants, rhs, at.damp)[0]
     y, _ = solve(spec.T, at.constants, at.x, at.damp)
     v = d_operator.rmatvec(y)
-    dx, _ = solve(spec, at.constants, _vector.subtract(rhs, operator.matvec(v)), at.damp)
-    return _vector.add(dx, v)
+    rhs = _vector.subtract(rhs, spec.push(at.constants, v))
+    return _vector.add(solve(spec, at.constants, rhs, at.damp)[0], v)
 
 
 def _operator_tangent(at: Solved, tangents: dict[int, Array]) -> LinearOperator:
