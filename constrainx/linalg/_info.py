@@ -33,8 +33,8 @@ _SENTENCES = {
     Reason.RESIDUAL: "A x = b holds to the tolerance",
     Reason.LEAST_SQUARES: "x is a least-squares solution to the tolerance",
     Reason.CONDITION: (
-        "A is too ill-conditioned to go on: raise the solver's `condition_limit`, "
-        "pass a `damp`, or compute in float64"
+        "A is too ill-conditioned for this solver and dtype: raise the solver's "
+        "`condition_limit` if it has one, pass a `damp`, or compute in float64"
     ),
     Reason.MAX_ITERATIONS: (
         "the iterations ran out: raise `max_iterations` or loosen `rtol`, or pass a `damp`"

@@ -18,7 +18,7 @@ from jax.interpreters import batching, mlir
 from jaxtyping import Array
 
 from constrainx.linalg import _vector
-from constrainx.linalg._info import Info
+from constrainx.linalg._info import Info, Reason
 from constrainx.linalg._problem import LeastSquares
 from constrainx.linalg._spec import Spec
 from constrainx.linalg._validate import describe, fits
@@ -56,8 +56,21 @@ def _run_unbatched(*operands: Array, spec: Spec) -> list[Array]:
     damp = jnp.zeros((), dtype) if spec.damping == "none" else scalars[0]
     b_norm = scalars[-1] if spec.has_reference else _vector.safe_norm(b)
     problem = LeastSquares(spec.operator(constants), b, damp, b_norm)
-    x, info = spec.solver.solve(problem)
+    x, info = _nothing(problem) if 0 in problem.operator.shape else spec.solver.solve(problem)
     return [*_checked_solution(spec, x), *_checked_info(spec, info)]
+
+
+def _nothing(problem: LeastSquares) -> tuple[Vector, Info]:
+    """Zero, for an A without rows or without columns; no solver need think of that."""
+    finite = jnp.isfinite(problem.b_norm) & jnp.isfinite(problem.damp)
+    return _vector.zeros_like(problem.operator.columns), Info(
+        converged=finite,
+        reason=jnp.where(finite, Reason.TRIVIAL, Reason.NOT_FINITE),
+        iterations=jnp.zeros((), jnp.int32),
+        residual_norm=_vector.safe_norm(problem.b),
+        normal_residual_norm=jnp.zeros(()),
+        condition=jnp.ones(()),
+    )
 
 
 def _run(*operands: Array, spec: Spec, batch: tuple[Axes, ...]) -> list[Array]:
