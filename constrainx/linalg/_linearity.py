@@ -40,14 +40,15 @@ class Linearity(enum.IntFlag):
     STEPS = 8
 
 
-def check_linear(matvec: Callable[[Vector], Vector], columns: PyTree, rows: PyTree) -> bool:
-    """Raises a TypeError if ``matvec`` is not linear; returns whether it is known to be.
+def check_linear(
+    closed: jex.ClosedJaxpr, matvec: Callable[[Vector], Vector], columns: PyTree, rows: PyTree
+) -> bool:
+    """Raises a TypeError if ``matvec`` is not linear; returns whether ``closed``, its jaxpr, is.
 
     Where an operation is not known here, the derivative of ``matvec`` says more: if that depends on
     v, ``matvec`` is not linear. If it does not, ``matvec`` is affine, unless it has steps in it or
     a derivative of its own that is wrong, and only numbers can tell.
     """
-    closed = jax.make_jaxpr(matvec)(columns)
     verdict = _join(_follow(closed, [Linearity.LINEAR] * len(closed.jaxpr.invars)))
     if verdict <= Linearity.AFFINE and verdict & Linearity.CONSTANT:
         raise TypeError(f"{NOT_LINEAR}: it adds a constant, so that matvec(0) is not 0. {ADVICE}")

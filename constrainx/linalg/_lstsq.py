@@ -14,6 +14,7 @@ from jaxtyping import Array, PyTree
 
 from constrainx.linalg import _derivative as _  # noqa: F401  registers the derivative
 from constrainx.linalg import _vector
+from constrainx.linalg._axes import check_no_named_axes, check_not_varying
 from constrainx.linalg._info import Info
 from constrainx.linalg._linearity import check_linear, has_custom_vjp
 from constrainx.linalg._lsmr import LSMR
@@ -72,7 +73,8 @@ def lstsq(
             is not unique: the solution is then the minimiser nearest to ``x0``.
         preconditioner: positive weights d, shaped like x. The solver works in z = x / d, which
             saves iterations where the columns of A have different scales. Where the minimiser is
-            not unique, the result is the one that minimises ‖x / d‖.
+            not unique, the result is the one that minimises ‖x / d‖. A weight of zero holds an
+            entry of x where it starts.
         reference: what a residual is small against, for an iterative solver, which may then stop
             at rtol times this; ‖b‖ if that is larger, or if nothing is given.
         solver: `LSMR`, `CG`, `Cholesky`, `QR`, or any object with their ``solve`` method.
@@ -82,6 +84,7 @@ def lstsq(
     Returns:
         The solution, and an `Info` with ``converged``, ``reason`` and ``iterations``.
     """
+    check_not_varying(b=b, args=args, x0=x0, preconditioner=preconditioner, damp=damp)
     like = _checked_like(like, x0)
     check_solver(solver)
     b = jax.tree.map(jnp.asarray, b)
@@ -105,22 +108,20 @@ def lstsq(
         # What is damped is the norm of x, neither that of x − x0 nor that of x / preconditioner.
         apply, b = _augmented(apply, b, weight, columns)
         full_rank, damping = full_rank or damping == "nonzero", "none"
-    weights = None
-    if preconditioner is not None:
-        weights = _checked_like_x("preconditioner", preconditioner, columns)
-        apply = _composed(apply, weights)
-    start = None
     if reference is not None:
-        norm = _vector.safe_norm(b)
-        reference = jax.lax.stop_gradient(jnp.maximum(jnp.asarray(reference, norm.dtype), norm))
+        reference = _checked_reference(reference, _vector.safe_norm(b))
+    start = weights = None
     if x0 is not None:
         start = _checked_like_x("x0", x0, columns)
-        start = start if weights is None else jax.tree.map(jnp.divide, start, weights)
         if reference is None:
             reference = jax.lax.stop_gradient(_vector.safe_norm(b))
         b = _vector.subtract(b, apply(start))
+    if preconditioner is not None:
+        weights = _checked_like_x("preconditioner", preconditioner, columns)
+        apply = _composed(apply, weights)
 
     jaxpr, constants = _with_constants_as_arguments(apply, columns)
+    check_no_named_axes(jaxpr)
     spec = interned(
         Spec(
             jaxpr=jaxpr,
@@ -134,8 +135,8 @@ def lstsq(
     )
     x, info = solve(spec, constants, b, weight, reference)
     info = info if linear is None else reported(info, linear)
-    x = x if start is None else _vector.add(start, x)
     x = x if weights is None else jax.tree.map(jnp.multiply, weights, x)
+    x = x if start is None else _vector.add(start, x)
     return _vector.cast(x, like), info
 
 
@@ -200,15 +201,16 @@ def _checked_rows(
         return matvec(v, *args)
 
     try:
-        rows = jax.eval_shape(apply, like)
+        closed, rows = jax.make_jaxpr(apply, return_shape=True)(like)
     except (TypeError, ValueError) as error:
         raise TypeError(
             "`matvec` does not take a vector shaped like `like`, "
             f"{describe(like)}: {type(error).__name__}: {error}"
         ) from error
+    check_not_varying(matvec=closed.consts)
     check_floating("matvec(v, *args)", rows)
     check_fits("b", b, rows, "what `matvec` returns for a vector shaped like `like`")
-    return structure(rows), check_linear(apply, like, rows)
+    return structure(rows), check_linear(closed, apply, like, rows)
 
 
 def _checked_like_x(name: str, vector: Vector, columns: PyTree) -> Vector:
@@ -233,6 +235,16 @@ def _checked_damp(damp: Any, dtype: jnp.dtype) -> tuple[Scalar | None, Damping]:
             f"{damp.dtype}."
         )
     return damp.astype(dtype), "unknown"
+
+
+def _checked_reference(reference: Any, norm: Scalar) -> Scalar:
+    try:
+        value = jnp.asarray(reference, norm.dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`reference` must be a number or a scalar, got {reference!r}.") from error
+    if value.shape != ():
+        raise TypeError(f"`reference` must be a number or a scalar, got shape {value.shape}.")
+    return jax.lax.stop_gradient(jnp.maximum(value, norm))
 
 
 def _in_working_dtype(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -40,8 +40,17 @@ def solve(
     """The least-squares solution as a differentiable operation."""
     scalars = [] if spec.damping == "none" else [damp]
     scalars += [reference] if spec.has_reference else []
-    leaves = lstsq_p.bind(*constants, *jax.tree.leaves(b), *scalars, spec=spec, batch=())
+    leaves = bind(*constants, *jax.tree.leaves(b), *scalars, spec=spec)
     return unflatten(spec, leaves)
+
+
+def bind(*operands: Any, spec: Spec, batch: tuple[Axes, ...] = ()) -> list[Array]:
+    """Binds the primitive.
+
+    The jaxpr of A is a parameter of its own for JAX to see: a `jax.shard_map` in it decides on
+    which devices everything around it runs.
+    """
+    return lstsq_p.bind(*operands, spec=spec, batch=batch, jaxpr=spec.jaxpr)
 
 
 def unflatten(spec: Spec, leaves: Sequence[Array]) -> tuple[Vector, Info]:
@@ -73,14 +82,17 @@ def _nothing(problem: LeastSquares) -> tuple[Vector, Info]:
     )
 
 
-def _run(*operands: Array, spec: Spec, batch: tuple[Axes, ...]) -> list[Array]:
+def _run(
+    *operands: Array, spec: Spec, batch: tuple[Axes, ...], jaxpr: jax.extend.core.ClosedJaxpr
+) -> list[Array]:
+    del jaxpr
     run = functools.partial(_run_unbatched, spec=spec)
     for axes in batch:
         run = jax.vmap(run, in_axes=axes)
     return run(*operands)
 
 
-def _abstract_eval(*operands: Any, spec: Spec, batch: tuple[Axes, ...]) -> list:
+def _abstract_eval(*operands: Any, spec: Spec, batch: tuple[Axes, ...], **_: Any) -> list:
     shapes = [operand.shape for operand in operands]
     prefix: tuple[int, ...] = ()
     for axes in reversed(batch):
@@ -95,9 +107,14 @@ def _abstract_eval(*operands: Any, spec: Spec, batch: tuple[Axes, ...]) -> list:
 
 
 def _batch(
-    operands: Sequence[Array], axes: Sequence[int | None], *, spec: Spec, batch: tuple[Axes, ...]
+    operands: Sequence[Array],
+    axes: Sequence[int | None],
+    *,
+    spec: Spec,
+    batch: tuple[Axes, ...],
+    **_: Any,
 ) -> tuple[list[Array], list[int]]:
-    outputs = lstsq_p.bind(*operands, spec=spec, batch=(*batch, tuple(axes)))
+    outputs = bind(*operands, spec=spec, batch=(*batch, tuple(axes)))
     return outputs, [0] * len(outputs)
 
 
@@ -136,7 +153,7 @@ def _checked_info(spec: Spec, info: Info) -> list[Array]:
     ]
 
 
-_run_once_traced = jax.jit(_run, static_argnames=("spec", "batch"))
+_run_once_traced = jax.jit(_run, static_argnames=("spec", "batch", "jaxpr"))
 lstsq_p.def_impl(_run_once_traced)
 lstsq_p.def_abstract_eval(_abstract_eval)
 batching.primitive_batchers[lstsq_p] = _batch

@@ -93,6 +93,20 @@ def test_a_preconditioner_chooses_among_minimisers(x64):
     np.testing.assert_allclose(x, weights * dense.solve(A * weights, b), rtol=1e-10)
 
 
+@pytest.mark.parametrize("damp", [0.0, 0.5])
+@pytest.mark.parametrize("start", [False, True])
+def test_a_weight_of_zero_holds_an_entry_where_it_starts(x64, start, damp):
+    A, _, _, b = dense.CASES[0].problem()
+    weights, x0 = np.array([1.0, 0.0, 2.0, 0.5, 0.0]), np.arange(1.0, 6.0)
+    options = {"x0": jnp.asarray(x0)} if start else {}
+    x, info = solve(A, b, damp=damp, solver=TIGHT, preconditioner=jnp.asarray(weights), **options)
+    held = np.where(weights == 0, x0 if start else 0.0, 0.0)
+    expected = held.copy()
+    expected[weights > 0] = dense.solve(A[:, weights > 0], b - A @ held, damp)
+    assert info.converged
+    np.testing.assert_allclose(x, expected, rtol=1e-10)
+
+
 @pytest.mark.parametrize("solver", [*ITERATIVE, cx.LSMR()], ids=str)
 @pytest.mark.parametrize("damp", [0.0, 0.5])
 def test_zero_right_hand_side_and_zero_operator_give_zero(solver, damp):
