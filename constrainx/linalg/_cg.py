@@ -24,6 +24,8 @@ class CG:
     number, its ‖Aᵀr‖ does not fall steadily, so that it is harder to stop well, and it does not
     rescale: squares of ‖A d‖ must stay within the range of the dtype.
 
+    Once rounding keeps ‖Aᵀr − λ²x‖ from falling further, it stops and returns the best iterate.
+
     Attributes:
         rtol: stop at ‖r‖ ≤ rtol ‖b‖ or ‖Aᵀr − λ²x‖ ≤ rtol ‖A‖‖r‖, with ‖A‖ estimated from below.
         max_iterations: defaults to ten times the smaller side of A.
@@ -49,79 +51,113 @@ class CG:
             image = operator.matvec(state.direction)
             length = _vector.dot(state.direction, state.direction)
             curvature = _vector.dot(image, image) + damp_squared * length
-            step = state.squared / curvature
+            step = state.last.squared / curvature
             # An overflow in the curvature would pass for a step of zero.
             finite = jnp.isfinite(step) & jnp.isfinite(curvature)
-            x = _vector.axpy(step, state.direction, state.x)
+            x = _vector.axpy(jnp.where(finite, step, 0), state.direction, state.last.x)
             residual = _vector.axpy(-step, image, state.residual)
             residual_squared = _vector.dot(residual, residual)
             residual_squared += damp_squared * _vector.dot(x, x)
-            # It only falls, until rounding has the better of it.
-            worse = ~(residual_squared <= 1.01 * state.residual_squared)
             gradient = _vector.axpy(-damp_squared, x, operator.rmatvec(residual))
             squared = _vector.dot(gradient, gradient)
+            last = _Iterate(x, residual_squared, squared)
+            better = squared < state.best.squared
             new = _State(
                 iteration=state.iteration + 1,
-                x=_vector.where(worse, state.x, x),
-                residual=_vector.where(worse, state.residual, residual),
-                residual_squared=jnp.where(worse, state.residual_squared, residual_squared),
-                direction=_vector.axpy(squared / state.squared, state.direction, gradient),
-                squared=squared,
+                last=last,
+                best=_vector.where(better, last, state.best),
+                since_best=jnp.where(better, 0, state.since_best + 1),
+                residual=residual,
+                direction=_vector.axpy(squared / state.last.squared, state.direction, gradient),
                 operator_norm_squared=jnp.maximum(state.operator_norm_squared, curvature / length),
                 reason=state.reason,
+                stagnant=state.stagnant,
             )
-            stop = self._why_stop(problem, new, finite)
-            return new._replace(reason=jnp.where(worse & (stop == _GO_ON), Reason.CONDITION, stop))
+            # ‖r‖ only falls, until rounding has the better of it.
+            worse = ~(residual_squared <= 1.01 * state.last.residual_squared)
+            return self._stopped(problem, new, finite, worse)
 
         gradient = operator.rmatvec(b)
-        squared, residual_squared = _vector.dot(gradient, gradient), _vector.dot(b, b)
+        start = _Iterate(
+            x=_vector.zeros_like(operator.columns),
+            residual_squared=_vector.dot(b, b),
+            squared=_vector.dot(gradient, gradient),
+        )
+        norm_squared = start.squared / jnp.where(start.squared > 0, start.residual_squared, 1)
         first = _State(
             iteration=jnp.zeros((), jnp.int32),
-            x=_vector.zeros_like(operator.columns),
+            last=start,
+            best=start,
+            since_best=jnp.zeros((), jnp.int32),
             residual=b,
-            residual_squared=residual_squared,
             direction=gradient,
-            squared=squared,
-            operator_norm_squared=squared / jnp.where(squared > 0, residual_squared, 1),
+            operator_norm_squared=norm_squared,
             reason=jnp.full((), _GO_ON, jnp.int32),
+            stagnant=jnp.zeros((), bool),
         )
-        stop = self._why_stop(problem, first, jnp.isfinite(problem.damp))
-        first = first._replace(reason=jnp.where(squared == 0, Reason.TRIVIAL, stop))
-        last = jax.lax.while_loop(
+        never = jnp.zeros((), bool)
+        first = self._stopped(problem, first, jnp.isfinite(problem.damp), never)
+        reason = jnp.where(start.squared == 0, Reason.TRIVIAL, first.reason)
+        first = first._replace(reason=reason.astype(jnp.int32))
+        end = jax.lax.while_loop(
             lambda s: (s.reason == _GO_ON) & (s.iteration < limit), body, first
         )
-        reason = jnp.where(last.reason == _GO_ON, Reason.MAX_ITERATIONS, last.reason)
-        return last.x, Info(
+        reason = jnp.where(end.reason == _GO_ON, Reason.MAX_ITERATIONS, end.reason)
+        found = _vector.where(end.stagnant | _is_idle(end), end.best, end.last)
+        return found.x, Info(
             converged=reason <= Reason.LEAST_SQUARES,
             reason=reason,
-            iterations=last.iteration,
-            residual_norm=jnp.sqrt(last.residual_squared),
-            normal_residual_norm=jnp.sqrt(last.squared),
+            iterations=end.iteration,
+            residual_norm=jnp.sqrt(found.residual_squared),
+            normal_residual_norm=jnp.sqrt(found.squared),
             condition=jnp.full((), jnp.nan, dtype),  # CG does not estimate it
         )
 
-    def _why_stop(
-        self, problem: LeastSquares, state: _State, finite: Bool[Array, ""]
-    ) -> Int[Array, ""]:
-        b_norm = problem.b_norm.astype(state.squared.dtype)
-        bound = state.operator_norm_squared * state.residual_squared
+    def _stopped(
+        self, problem: LeastSquares, state: _State, finite: Bool[Array, ""], worse: Bool[Array, ""]
+    ) -> _State:
+        """The same state, with a reason to stop if there is one."""
+        last, best = state.last, state.best
+        # No residual is known better than to the precision of the arithmetic.
+        precision = float(jnp.finfo(last.squared.dtype).eps)
+        rtol = max(self.rtol, precision)
+        b_norm = problem.b_norm.astype(last.squared.dtype)
+        relative = last.squared / (state.operator_norm_squared * last.residual_squared)
+        best_relative = best.squared / (state.operator_norm_squared * best.residual_squared)
+        # Far above the precision, ‖Aᵀr‖ may rise for long and fall again.
+        idle = _is_idle(state) & (best_relative <= (100 * precision) ** 2)
+        stagnant = worse | idle
         conditions = {
-            Reason.NOT_FINITE: ~(finite & jnp.isfinite(state.squared)),
-            Reason.RESIDUAL: state.residual_squared <= jnp.square(self.rtol * b_norm),
-            Reason.LEAST_SQUARES: state.squared <= self.rtol**2 * bound,
+            Reason.NOT_FINITE: ~(finite & jnp.isfinite(last.squared)),
+            Reason.RESIDUAL: last.residual_squared <= jnp.square(rtol * b_norm),
+            Reason.LEAST_SQUARES: (relative <= rtol**2)
+            | (stagnant & (best_relative <= max(rtol, 10 * precision) ** 2)),
+            Reason.CONDITION: stagnant,
         }
-        return jnp.select(list(conditions.values()), list(conditions), _GO_ON).astype(jnp.int32)
+        reason = jnp.select(list(conditions.values()), list(conditions), _GO_ON)
+        return state._replace(reason=reason.astype(jnp.int32), stagnant=stagnant)
 
 
 _GO_ON = -1
 
 
+def _is_idle(state: _State) -> Bool[Array, ""]:
+    return state.since_best >= 20 + state.iteration // 4
+
+
+class _Iterate(NamedTuple):
+    x: Vector
+    residual_squared: Scalar
+    squared: Scalar
+
+
 class _State(NamedTuple):
     iteration: Int[Array, ""]
-    x: Vector
+    last: _Iterate
+    best: _Iterate
+    since_best: Int[Array, ""]
     residual: Vector
-    residual_squared: Scalar
     direction: Vector
-    squared: Scalar
     operator_norm_squared: Scalar
     reason: Int[Array, ""]
+    stagnant: Bool[Array, ""]

@@ -15,12 +15,17 @@ from jax.interpreters import ad
 from jaxtyping import Array
 
 from constrainx.linalg._perturbation import Solved, solution_tangent
-from constrainx.linalg._primitive import Axes, lstsq_p, solve, unflatten
+from constrainx.linalg._primitive import Axes, bind, lstsq_p, solve, unflatten
 from constrainx.linalg._spec import Spec
 
 
 def _jvp(
-    primals: Sequence[Array], tangents: Sequence[Any], *, spec: Spec, batch: tuple[Axes, ...]
+    primals: Sequence[Array],
+    tangents: Sequence[Any],
+    *,
+    spec: Spec,
+    batch: tuple[Axes, ...],
+    **unused: Any,  # noqa: ARG001
 ) -> tuple[list[Array], list]:
     moving = [i for i, tangent in enumerate(tangents) if not _is_zero(tangent)]
 
@@ -35,7 +40,11 @@ def _jvp(
 
 
 def _transpose(
-    cotangents: Sequence[Any], *operands: Any, spec: Spec, batch: tuple[Axes, ...]
+    cotangents: Sequence[Any],
+    *operands: Any,
+    spec: Spec,
+    batch: tuple[Axes, ...],
+    **unused: Any,  # noqa: ARG001
 ) -> list:
     constants, _, scalars = spec.split(operands)
     g = [ad.instantiate_zeros(ct) for ct in cotangents[: len(jax.tree.leaves(spec.columns))]]
@@ -75,7 +84,7 @@ def _pushforward(
     spec: Spec, primals: Sequence[Array], tangents: dict[int, Array]
 ) -> tuple[list[Array], list[Array]]:
     """All outputs, and the tangent of the solution; missing tangents are zero."""
-    outputs = lstsq_p.bind(*primals, spec=spec, batch=())
+    outputs = bind(*primals, spec=spec)
     constants, b_leaves, scalars = spec.split(primals)
     first_b, first_scalar = len(constants), len(constants) + len(b_leaves)
     rows = jax.tree.structure(spec.rows)

@@ -20,6 +20,7 @@ class Reason(enum.IntEnum):
     MAX_ITERATIONS = 4
     NOT_FINITE = 5
     RANK = 6
+    NOT_LINEAR = 7
 
     @property
     def sentence(self) -> str:
@@ -32,8 +33,8 @@ _SENTENCES = {
     Reason.RESIDUAL: "A x = b holds to the tolerance",
     Reason.LEAST_SQUARES: "x is a least-squares solution to the tolerance",
     Reason.CONDITION: (
-        "A is too ill-conditioned to go on: raise the solver's `condition_limit`, "
-        "pass a `damp`, or compute in float64"
+        "A is too ill-conditioned for this solver and dtype: raise the solver's "
+        "`condition_limit` if it has one, pass a `damp`, or compute in float64"
     ),
     Reason.MAX_ITERATIONS: (
         "the iterations ran out: raise `max_iterations` or loosen `rtol`, or pass a `damp`"
@@ -44,6 +45,10 @@ _SENTENCES = {
     ),
     Reason.RANK: (
         "A does not have full rank, which this solver needs: use `LSMR`, or pass a `damp`"
+    ),
+    Reason.NOT_LINEAR: (
+        "`matvec` is not linear in its first argument, or has a `jax.custom_vjp` that is wrong: "
+        "matvec(0) is not 0, or ⟨A w, A w⟩ is not ⟨AᵀA w, w⟩ for a random w"
     ),
 }
 

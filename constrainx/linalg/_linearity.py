@@ -1,108 +1,234 @@
-"""Finds out, while tracing, whether a function is linear."""
+"""Finds out, while tracing, whether a function is linear: follows its operations one by one.
+
+Each variable is one of six things as a function of v, and a variable computed from several is what
+`_join` makes of theirs. What no rule here knows is left to JAX's derivative, see `check_linear`.
+"""
 
 from __future__ import annotations
 
+import enum
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import partial_eval
 from jaxtyping import PyTree
 
 from constrainx.linalg._vector import Vector
 
-_ADVICE = (
+ADVICE = (
     "`lstsq` needs matvec(v, *args) to be linear in `v`, as A @ v is. For the Jacobian of a "
     "non-linear function f at x, pass `lambda v: jax.jvp(f, (x,), (v,))[1]`; for an affine "
     "function, subtract its value at zero and move that to `b`."
 )
+NOT_LINEAR = "`matvec` is not linear in its first argument"
 
 
-def check_linear(matvec: Callable[[Vector], Vector], columns: PyTree, rows: PyTree) -> None:
-    """Raises a TypeError unless ``matvec`` is linear, as far as its operations show.
+class Linearity(enum.IntFlag):
+    """What a variable is as a function of v; of several, the union of their bits, see `_join`."""
 
-    A function that JAX can transpose is affine; one that adds no constant on the way is linear.
+    ZERO = 0
+    CONSTANT = 1
+    LINEAR = 2
+    AFFINE = 3
+    UNKNOWN = 4
+    STEPS = 8
+
+
+def check_linear(
+    closed: jex.ClosedJaxpr, matvec: Callable[[Vector], Vector], columns: PyTree, rows: PyTree
+) -> bool:
+    """Raises a TypeError if ``matvec`` is not linear; returns whether ``closed``, its jaxpr, is.
+
+    Where an operation is not known here, the derivative of ``matvec`` says more: if that depends on
+    v, ``matvec`` is not linear. If it does not, ``matvec`` is affine, unless it has steps in it or
+    a derivative of its own that is wrong, and only numbers can tell.
     """
+    verdict = _join(_follow(closed, [Linearity.LINEAR] * len(closed.jaxpr.invars)))
+    if verdict <= Linearity.AFFINE and verdict & Linearity.CONSTANT:
+        raise TypeError(f"{NOT_LINEAR}: it adds a constant, so that matvec(0) is not 0. {ADVICE}")
+    if verdict & Linearity.STEPS:
+        raise TypeError(
+            f"{NOT_LINEAR}: its result depends on a comparison, a rounding, an integer or a "
+            f"`stop_gradient` made from `v`. {ADVICE}"
+        )
+    if verdict & Linearity.UNKNOWN and _derivative_moves(matvec, columns, rows):
+        raise TypeError(f"{NOT_LINEAR}: its derivative is not the same everywhere. {ADVICE}")
+    return not verdict & Linearity.UNKNOWN
+
+
+def has_custom_vjp(jaxpr: jex.Jaxpr) -> bool:
+    """Whether there is a `jax.custom_vjp` in it: such a function has a pullback, and no more."""
+    return any(
+        equation.primitive.name == "custom_vjp_call"
+        or any(has_custom_vjp(inner) for inner in _inner_jaxprs(equation))
+        for equation in jaxpr.eqns
+    )
+
+
+def _inner_jaxprs(equation: jex.JaxprEqn) -> list[jex.Jaxpr]:
+    leaves = jax.tree.leaves(
+        list(equation.params.values()),
+        is_leaf=lambda leaf: isinstance(leaf, jex.Jaxpr | jex.ClosedJaxpr),
+    )
+    opened = [leaf.jaxpr if isinstance(leaf, jex.ClosedJaxpr) else leaf for leaf in leaves]
+    return [leaf for leaf in opened if isinstance(leaf, jex.Jaxpr)]
+
+
+def _derivative_moves(matvec: Callable[[Vector], Vector], columns: PyTree, rows: PyTree) -> bool:
+    def pullback(v: Vector, u: Vector) -> Vector:
+        return jax.vjp(matvec, v)[1](u)
+
     try:
-        jax.eval_shape(jax.linear_transpose(matvec, columns), rows)
+        jaxpr = jax.make_jaxpr(pullback)(columns, rows).jaxpr
     except Exception as error:
         raise TypeError(
-            f"`matvec` is not linear in its first argument, or JAX cannot transpose it. {_ADVICE} "
+            f"{NOT_LINEAR}, or JAX cannot transpose it. {ADVICE} "
             f"JAX says: {type(error).__name__}: {str(error).strip() or 'no more than that'}"
         ) from error
-
-    closed = jax.make_jaxpr(matvec)(columns)
-    _follow(closed, [True] * len(closed.jaxpr.invars), zeros=set())
-
-
-def _is_zero(value: Any) -> bool:
-    if isinstance(value, jax.core.Tracer) or jax.dtypes.issubdtype(
-        value.dtype, jax.dtypes.extended
-    ):
-        return False
-    return not np.any(np.asarray(value))
+    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return any(used[: len(jax.tree.leaves(columns))])
 
 
-_SHAPE_ONLY = {"broadcast_in_dim", "reshape", "convert_element_type", "copy", "transpose", "neg"}
+def _join(parts: Sequence[Linearity]) -> Linearity:
+    return functools.reduce(operator.or_, parts, Linearity.ZERO)
 
 
-def _follow(closed: jex.ClosedJaxpr, moves: Sequence[bool], zeros: set[Any]) -> list[bool]:
-    """Follows which variables move with v; raises where a constant is added to one that does.
+# --- One equation ---------------------------------------------------------------------------------
 
-    Adding zero is fine, so ``zeros`` collects the variables that are known to be zero.
-    """
+# Linear in all operands together.
+_ADDITIVE = frozenset(
+    [
+        "add", "sub", "add_any", "concatenate", "stack", "pad", "complex", "neg", "reshape",
+        "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "slice", "rev", "split",
+        "unstack", "tile", "copy", "copy_p", "real", "imag", "conj", "reduce_sum", "cumsum",
+        "reduce_window_sum", "reduce_precision", "fft", "convert_element_type", "device_put",
+        "optimization_barrier", "sharding_constraint", "layout_constraint", "psum",
+        "psum_invariant", "pvary", "pbroadcast", "all_gather", "all_gather_invariant",
+        "all_to_all", "ppermute", "reduce_scatter",
+    ]
+)  # fmt: skip
+# Linear in these operands together, as long as the others stay put.
+_LINEAR_IN = {
+    "scatter": (0, 2), "scatter-add": (0, 2), "scatter-sub": (0, 2), "dynamic_update_slice": (0, 1),
+    "gather": (0,), "dynamic_slice": (0,), "div": (0,), "triangular_solve": (1,),
+}  # fmt: skip
+_BILINEAR = frozenset(["mul", "dot_general", "conv_general_dilated", "ragged_dot_general"])
+_STEPS = frozenset(["floor", "ceil", "round", "sign", "nextafter", "stop_gradient"])
+_CALLS = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr", "remat2": "jaxpr", "remat": "jaxpr", "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr", "shard_map": "jaxpr",
+}  # fmt: skip
+
+
+def _follow(closed: jex.ClosedJaxpr, inputs: Sequence[Linearity]) -> list[Linearity]:
     jaxpr = closed.jaxpr
-    moving = {var for var, flag in zip(jaxpr.invars, moves, strict=True) if flag}
-    zeros |= {
-        var for var, value in zip(jaxpr.constvars, closed.consts, strict=True) if _is_zero(value)
+    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    known |= {
+        var: _of_value(value) for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
     }
 
-    def is_moving(atom: Any) -> bool:
-        return not isinstance(atom, jex.Literal) and atom in moving
-
-    def is_zero(atom: Any) -> bool:
-        return _is_zero(np.asarray(atom.val)) if isinstance(atom, jex.Literal) else atom in zeros
+    def read(atom: Any) -> Linearity:
+        return _of_value(atom.val) if isinstance(atom, jex.Literal) else known[atom]
 
     for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        flags = [is_moving(atom) for atom in equation.invars]
-        if not any(flags):
-            if name in _SHAPE_ONLY and is_zero(equation.invars[0]):
-                zeros.update(equation.outvars)
-            continue
-        if name in ("add", "sub", "add_any") and not all(flags):
-            other = equation.invars[flags.index(False)]
-            if not is_zero(other):
-                raise TypeError(
-                    "`matvec` is not linear in its first argument: it adds a constant "
-                    f"{other.aval}, so that matvec(0) is not 0. {_ADVICE}"
-                )
-        inner = _body(equation)
-        if inner is None:
-            moving.update(equation.outvars)
-            continue
-        inner_zeros = {
-            var
-            for atom, var in zip(equation.invars, inner.jaxpr.invars, strict=True)
-            if is_zero(atom)
-        }
-        results = _follow(inner, flags, inner_zeros)
-        moving.update(v for v, flag in zip(equation.outvars, results, strict=True) if flag)
-    return [is_moving(atom) for atom in jaxpr.outvars]
+        results = _apply(equation, [read(atom) for atom in equation.invars])
+        for var, result in zip(equation.outvars, results, strict=True):
+            # No step is linear, and an integer, such as a comparison or an index, is a step.
+            is_step = result > Linearity.CONSTANT and not jnp.issubdtype(
+                var.aval.dtype, jnp.inexact
+            )
+            known[var] = Linearity.STEPS if is_step else result
+    return [read(atom) for atom in jaxpr.outvars]
 
 
-def _body(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
-    """The body of a call whose arguments are the equation's own, such as a nested `jax.jit`."""
-    for key in ("jaxpr", "call_jaxpr"):
-        inner = equation.params.get(key)
-        if isinstance(inner, jex.Jaxpr) and not inner.constvars:
-            inner = jex.ClosedJaxpr(inner, ())
-        if (
-            isinstance(inner, jex.ClosedJaxpr)
-            and equation.primitive.name != "scan"
-            and len(inner.jaxpr.invars) == len(equation.invars)
-            and len(inner.jaxpr.outvars) == len(equation.outvars)
-        ):
-            return inner
-    return None
+def _of_value(value: Any) -> Linearity:
+    if isinstance(value, jax.core.Tracer) or jax.dtypes.issubdtype(
+        jnp.result_type(value), jax.dtypes.extended
+    ):
+        return Linearity.CONSTANT
+    return Linearity.CONSTANT if np.any(np.asarray(value)) else Linearity.ZERO
+
+
+def _apply(equation: jex.JaxprEqn, parts: list[Linearity]) -> Sequence[Linearity]:
+    name, count = equation.primitive.name, len(equation.outvars)
+    if name in _CALLS:
+        return _follow(_closed(equation.params[_CALLS[name]]), parts)
+    if name == "cond":
+        return _follow_cond(equation, parts)
+    if name == "scan":
+        return _follow_scan(equation, parts)
+    if name in ("device_put", "optimization_barrier") and len(parts) == count:
+        return parts
+    return [_of_operands(equation, name, parts)] * count
+
+
+def _of_operands(equation: jex.JaxprEqn, name: str, parts: list[Linearity]) -> Linearity:
+    everything = _join(parts)
+    if name in _LINEAR_IN:
+        return _with_fixed(parts, _LINEAR_IN[name])
+    if name in _ADDITIVE:
+        return everything
+    if name == "select_n":
+        return _with_fixed(parts, range(1, len(parts)))
+    if name in _BILINEAR:
+        smaller, larger = sorted(parts[:2])
+        if smaller <= Linearity.CONSTANT:
+            return smaller and larger
+        return _unless_fixed(everything)
+    if name == "custom_linear_solve":
+        right = len(equation.invars) - sum(equation.params["const_lengths"])
+        return _with_fixed(parts, range(len(parts) - right, len(parts)))
+    if name in _STEPS:
+        return Linearity.STEPS if everything > Linearity.CONSTANT else everything
+    return _unless_fixed(everything)
+
+
+def _with_fixed(parts: Sequence[Linearity], linear_in: Sequence[int]) -> Linearity:
+    """What it is if it is linear in these operands, as long as the others do not move."""
+    others = _join([part for i, part in enumerate(parts) if i not in linear_in])
+    together = _join([parts[i] for i in linear_in])
+    if others <= Linearity.CONSTANT:
+        return together
+    return _unless_fixed(others | together)
+
+
+def _unless_fixed(everything: Linearity) -> Linearity:
+    """Some function of operands: a constant of constants, and of others nobody knows."""
+    if everything <= Linearity.CONSTANT:
+        return Linearity.CONSTANT
+    return (everything & Linearity.STEPS) | Linearity.UNKNOWN
+
+
+# --- Control flow ---------------------------------------------------------------------------------
+
+
+def _closed(jaxpr: Any) -> jex.ClosedJaxpr:
+    return jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jex.ClosedJaxpr(jaxpr, ())
+
+
+def _follow_cond(equation: jex.JaxprEqn, parts: list[Linearity]) -> list[Linearity]:
+    index, operands = parts[0], parts[1:]
+    branches = [_follow(branch, operands) for branch in equation.params["branches"]]
+    results = [_join(outcomes) for outcomes in zip(*branches, strict=True)]
+    if index <= Linearity.CONSTANT:
+        return results
+    return [index | Linearity.UNKNOWN] * len(results)
+
+
+def _follow_scan(equation: jex.JaxprEqn, parts: list[Linearity]) -> list[Linearity]:
+    """Goes round until the carry no longer changes, which it does: joins only add bits."""
+    first, count = equation.params["num_consts"], equation.params["num_carry"]
+    constants, carry, rest = parts[:first], parts[first : first + count], parts[first + count :]
+    while True:
+        results = _follow(equation.params["jaxpr"], [*constants, *carry, *rest])
+        joined = [_join(pair) for pair in zip(carry, results[:count], strict=True)]
+        if joined == carry:
+            return results
+        carry = joined

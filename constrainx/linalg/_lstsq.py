@@ -14,11 +14,13 @@ from jaxtyping import Array, PyTree
 
 from constrainx.linalg import _derivative as _  # noqa: F401  registers the derivative
 from constrainx.linalg import _vector
+from constrainx.linalg._axes import check_no_named_axes, check_not_varying
 from constrainx.linalg._info import Info
-from constrainx.linalg._linearity import check_linear
+from constrainx.linalg._linearity import check_linear, has_custom_vjp
 from constrainx.linalg._lsmr import LSMR
-from constrainx.linalg._operator import structure
+from constrainx.linalg._operator import structure, transpose
 from constrainx.linalg._primitive import solve
+from constrainx.linalg._probe import looks_linear, reported
 from constrainx.linalg._problem import Solver
 from constrainx.linalg._spec import Damping, Spec, interned
 from constrainx.linalg._validate import check_fits, check_floating, check_solver, describe
@@ -47,7 +49,8 @@ def lstsq(
     The result has derivatives of all orders, in forward and reverse mode, with respect to ``args``,
     to arrays that ``matvec`` closes over, to ``b`` and to ``damp``. They are right also for an A
     without full rank, as long as its rank does not change. A gradient costs at most three further
-    solves, two with ``full_rank``, and no memory that grows with the iterations.
+    solves, two with ``full_rank``, and no memory that grows with the iterations; one by ``damp``,
+    without ``full_rank``, a fourth.
 
     >>> import jax, jax.numpy as jnp, constrainx as cx
     >>> A = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -70,7 +73,8 @@ def lstsq(
             is not unique: the solution is then the minimiser nearest to ``x0``.
         preconditioner: positive weights d, shaped like x. The solver works in z = x / d, which
             saves iterations where the columns of A have different scales. Where the minimiser is
-            not unique, the result is the one that minimises ‖x / d‖.
+            not unique, the result is the one that minimises ‖x / d‖. A weight of zero holds an
+            entry of x where it starts.
         reference: what a residual is small against, for an iterative solver, which may then stop
             at rtol times this; ‖b‖ if that is larger, or if nothing is given.
         solver: `LSMR`, `CG`, `Cholesky`, `QR`, or any object with their ``solve`` method.
@@ -80,44 +84,44 @@ def lstsq(
     Returns:
         The solution, and an `Info` with ``converged``, ``reason`` and ``iterations``.
     """
+    check_not_varying(b=b, args=args, x0=x0, preconditioner=preconditioner, damp=damp)
     like = _checked_like(like, x0)
     check_solver(solver)
     b = jax.tree.map(jnp.asarray, b)
     check_floating("b", b)
 
-    rows = _checked_rows(matvec, like, args, b)
+    rows, known_linear = _checked_rows(matvec, like, args, b)
     columns = jax.tree.map(_in_working_dtype, like)
     rows = jax.tree.map(_in_working_dtype, jax.tree.map(_wider, rows, b))
     b = _vector.cast(b, rows)
 
-    # Linear already: `linearize` only computes, once and for all, what does not depend on v.
-    linear = jax.linearize(lambda v: matvec(v, *args), _vector.zeros_like(like))[1]
+    def in_working_dtype(linear: Callable[[Vector], Vector]) -> Callable[[Vector], Vector]:
+        return lambda v: _vector.cast(linear(_vector.cast(v, like)), rows)
 
-    def working_matvec(v: Vector) -> Vector:
-        return _vector.cast(linear(_vector.cast(v, like)), rows)
-
-    apply: Callable[[Vector], Vector] = working_matvec
+    apply = in_working_dtype(_hoisted(lambda v: matvec(v, *args), like))
+    linear = None
+    if not known_linear:
+        as_given = in_working_dtype(lambda v: matvec(v, *args))
+        linear = looks_linear(as_given, transpose(apply, columns), columns)
     weight, damping = _checked_damp(damp, _vector.scalar_dtype(rows, columns))
     if weight is not None and (x0 is not None or preconditioner is not None):
         # What is damped is the norm of x, neither that of x − x0 nor that of x / preconditioner.
         apply, b = _augmented(apply, b, weight, columns)
         full_rank, damping = full_rank or damping == "nonzero", "none"
-    weights = None
-    if preconditioner is not None:
-        weights = _checked_like_x("preconditioner", preconditioner, columns)
-        apply = _composed(apply, weights)
-    start = None
     if reference is not None:
-        norm = _vector.safe_norm(b)
-        reference = jax.lax.stop_gradient(jnp.maximum(jnp.asarray(reference, norm.dtype), norm))
+        reference = _checked_reference(reference, _vector.safe_norm(b))
+    start = weights = None
     if x0 is not None:
         start = _checked_like_x("x0", x0, columns)
-        start = start if weights is None else jax.tree.map(jnp.divide, start, weights)
         if reference is None:
             reference = jax.lax.stop_gradient(_vector.safe_norm(b))
         b = _vector.subtract(b, apply(start))
+    if preconditioner is not None:
+        weights = _checked_like_x("preconditioner", preconditioner, columns)
+        apply = _composed(apply, weights)
 
     jaxpr, constants = _with_constants_as_arguments(apply, columns)
+    check_no_named_axes(jaxpr)
     spec = interned(
         Spec(
             jaxpr=jaxpr,
@@ -130,9 +134,17 @@ def lstsq(
         )
     )
     x, info = solve(spec, constants, b, weight, reference)
-    x = x if start is None else _vector.add(start, x)
+    info = info if linear is None else reported(info, linear)
     x = x if weights is None else jax.tree.map(jnp.multiply, weights, x)
+    x = x if start is None else _vector.add(start, x)
     return _vector.cast(x, like), info
+
+
+def _hoisted(matvec: Callable[[Vector], Vector], columns: PyTree) -> Callable[[Vector], Vector]:
+    """The same linear function, with what does not depend on v computed once and for all."""
+    if has_custom_vjp(jax.make_jaxpr(matvec)(columns).jaxpr):  # which cannot be linearised
+        return matvec
+    return jax.linearize(matvec, _vector.zeros_like(columns))[1]
 
 
 def _augmented(
@@ -177,7 +189,8 @@ def _checked_like(like: PyTree | None, x0: Vector | None) -> PyTree[jax.ShapeDty
 
 def _checked_rows(
     matvec: Callable[..., Vector], like: PyTree, args: tuple, b: Vector
-) -> PyTree[jax.ShapeDtypeStruct]:
+) -> tuple[PyTree[jax.ShapeDtypeStruct], bool]:
+    """What ``matvec`` returns, and whether its operations tell that it is linear."""
     if not callable(matvec):
         raise TypeError(
             f"`matvec` must be a function (v, *args) -> A v, got {type(matvec).__name__}. For a "
@@ -188,16 +201,16 @@ def _checked_rows(
         return matvec(v, *args)
 
     try:
-        rows = jax.eval_shape(apply, like)
+        closed, rows = jax.make_jaxpr(apply, return_shape=True)(like)
     except (TypeError, ValueError) as error:
         raise TypeError(
             "`matvec` does not take a vector shaped like `like`, "
             f"{describe(like)}: {type(error).__name__}: {error}"
         ) from error
+    check_not_varying(matvec=closed.consts)
     check_floating("matvec(v, *args)", rows)
     check_fits("b", b, rows, "what `matvec` returns for a vector shaped like `like`")
-    check_linear(apply, like, rows)
-    return structure(rows)
+    return structure(rows), check_linear(closed, apply, like, rows)
 
 
 def _checked_like_x(name: str, vector: Vector, columns: PyTree) -> Vector:
@@ -222,6 +235,16 @@ def _checked_damp(damp: Any, dtype: jnp.dtype) -> tuple[Scalar | None, Damping]:
             f"{damp.dtype}."
         )
     return damp.astype(dtype), "unknown"
+
+
+def _checked_reference(reference: Any, norm: Scalar) -> Scalar:
+    try:
+        value = jnp.asarray(reference, norm.dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`reference` must be a number or a scalar, got {reference!r}.") from error
+    if value.shape != ():
+        raise TypeError(f"`reference` must be a number or a scalar, got shape {value.shape}.")
+    return jax.lax.stop_gradient(jnp.maximum(value, norm))
 
 
 def _in_working_dtype(leaf: Any) -> jax.ShapeDtypeStruct:

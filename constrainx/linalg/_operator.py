@@ -9,6 +9,7 @@ import jax
 from jaxtyping import PyTree
 
 from constrainx.linalg import _vector
+from constrainx.linalg._linearity import has_custom_vjp
 from constrainx.linalg._vector import Vector
 
 
@@ -44,3 +45,11 @@ class LinearOperator:
 def structure(tree: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
     """Shapes and dtypes of a tree of arrays, or of things that have both."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def transpose(apply: Callable[[Vector], Vector], columns: PyTree) -> Callable[[Vector], Vector]:
+    """The function u ↦ Aᵀu for v ↦ A v."""
+    # A `jax.custom_vjp` has a derivative, but no transpose.
+    if has_custom_vjp(jax.make_jaxpr(apply)(columns).jaxpr):
+        return lambda u: jax.vjp(apply, _vector.zeros_like(columns))[1](u)[0]
+    return lambda u: jax.linear_transpose(apply, columns)(u)[0]

@@ -11,36 +11,25 @@ which takes two solves that are linear in the tangents, and y, which is not a ta
 
 With damping and H = AᵀA + λ²I,
 
-    dx = H⁻¹Aᵀ(db − dA x) + H⁻¹q,    q = dAᵀ r − 2λ x dλ.
+    dx = H⁻¹Aᵀ(db − dA x) + H⁻¹q,    q = dAᵀ r − 2λ x dλ,
 
-H⁻¹q needs care. With s = (AAᵀ + λ²I)⁻¹A q it is (q − Aᵀs)/λ², all cancellation where λ is small,
-and r itself is all rounding where A has full row rank. Tall and wide A need different remedies.
+where `_damped` says how H⁻¹q is found without dividing a difference by λ².
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from constrainx.linalg import _vector
+from constrainx.linalg._damped import Solved, damped_tangent
 from constrainx.linalg._operator import LinearOperator
 from constrainx.linalg._primitive import solve
-from constrainx.linalg._spec import Spec
 from constrainx.linalg._vector import Scalar, Vector
-
-
-class Solved(NamedTuple):
-    """A solved problem; ``spec`` and ``constants`` are A, and ``damp`` is None without damping."""
-
-    spec: Spec
-    constants: Sequence[Array]
-    b: Vector
-    damp: Scalar | None
-    x: Vector
 
 
 def solution_tangent(
@@ -53,81 +42,37 @@ def solution_tangent(
     rhs = _vector.subtract(d_b, d_operator.matvec(at.x))
     if at.damp is None:
         return _undamped(at, d_operator, rhs)
-    if at.spec.tall:
-        return _damped_tall(at, d_operator, rhs, at.damp, d_damp)
-    return _damped_wide(at, d_operator, rhs, at.damp, d_damp)
+    damp = at.damp
+    if at.spec.damping == "nonzero":
+        return damped_tangent(at, d_operator, rhs, damp, d_damp)
+
+    def where(condition: Bool[Array, ""]) -> tuple[Solved, Vector]:
+        zero = functools.partial(jax.tree.map, lambda leaf: jnp.where(condition, leaf, 0))
+        return at._replace(b=zero(at.b), x=zero(at.x)), zero(rhs)
+
+    # A traced λ may be zero. The rule that does not hold then gets zeros, of which its solves make
+    # zero without an iteration. Not `jax.lax.cond`: it has no transpose under `vmap`.
+    undamped, undamped_rhs = where(damp == 0)
+    damped, damped_rhs = where(damp != 0)
+    return _vector.add(
+        _undamped(undamped, d_operator, undamped_rhs),
+        damped_tangent(damped, d_operator, damped_rhs, damp, d_damp),
+    )
 
 
 def _undamped(at: Solved, d_operator: LinearOperator, rhs: Vector) -> Vector:
+    # With the damping, if it is traced: where it is zero it changes nothing, and where it is not, a
+    # solver that needs full rank or damping gets it.
     spec, operator = at.spec, at.spec.operator(at.constants)
     if not (spec.full_rank and spec.wide):  # else A x = b, and r is rounding
-        residual = _vector.subtract(at.b, operator.matvec(at.x))
-        rhs = _vector.add(rhs, solve(spec.T, at.constants, d_operator.rmatvec(residual))[0])
+        q = d_operator.rmatvec(_vector.subtract(at.b, operator.matvec(at.x)))
+        rhs = _vector.add(rhs, solve(spec.T, at.constants, q, at.damp)[0])
     if spec.full_rank and spec.tall:  # then A has no null space for x to turn into
-        return solve(spec, at.constants, rhs)[0]
-    y, _ = solve(spec.T, at.constants, at.x)
+        return solve(spec, at.constants, rhs, at.damp)[0]
+    y, _ = solve(spec.T, at.constants, at.x, at.damp)
     v = d_operator.rmatvec(y)
-    dx, _ = solve(spec, at.constants, _vector.subtract(rhs, operator.matvec(v)))
-    return _vector.add(dx, v)
-
-
-def _damped_tall(
-    at: Solved, d_operator: LinearOperator, rhs: Vector, damp: Scalar, d_damp: Scalar | None
-) -> Vector:
-    """H⁻¹q = [A; λI]⁺(s, t) with t = (q − Aᵀs)/λ.
-
-    The difference in t is in error by about the solver's tolerance ε, of which this leaves ε²/λ in
-    the solution; (q − Aᵀs)/λ² and a refinement would leave ε²/λ².
-    """
-    spec, operator = at.spec, at.spec.operator(at.constants)
-    residual = _vector.subtract(at.b, operator.matvec(at.x))
-    q = d_operator.rmatvec(residual)
-    if d_damp is not None:
-        q = _vector.axpy(-2 * damp * d_damp, at.x, q)
-    s, _ = solve(spec.T, at.constants, q, damp)
-    t = _vector.scale(_vector.reciprocal(damp), _vector.subtract(q, operator.rmatvec(s)))
-    rhs = _vector.add(rhs, s)
-    if spec.damping == "nonzero" or spec.full_rank:
-        return solve(spec.augmented, [*at.constants, damp], (rhs, t))[0]
-    # A traced λ may be zero, and then it is the undamped rule that holds, with its y. If λ is not
-    # zero, that solve has a right-hand side of zero and ends at once.
-    x_if_undamped = _vector.where(damp == 0, at.x, _vector.zeros_like(at.x))
-    y, _ = solve(spec.undamped.T, at.constants, x_if_undamped)
-    v = d_operator.rmatvec(y)
-    rhs = _vector.subtract(rhs, operator.matvec(v))
-    dx, _ = solve(spec.augmented, [*at.constants, damp], (rhs, t))
-    return _vector.add(dx, v)
-
-
-def _damped_wide(
-    at: Solved, d_operator: LinearOperator, rhs: Vector, damp: Scalar, d_damp: Scalar | None
-) -> Vector:
-    """The undamped rule with damped solves, for r = λ²y + r⊥ where r⊥ is orthogonal to A's range.
-
-    H⁻¹λ²v = v − H⁻¹AᵀA v turns the part of r in the range, which is of the order of λ² and drowns
-    in rounding, into the v of the undamped rule. What is left, H⁻¹dAᵀr⊥, is zero if A has full row
-    rank, and as large as 1/λ² if it has not.
-    """
-    spec, operator = at.spec, at.spec.operator(at.constants)
-    y, _ = solve(spec.undamped.T, at.constants, at.x)
-    v = d_operator.rmatvec(y)
-    if d_damp is not None:  # H⁻¹x = H⁻¹Aᵀy
-        rhs = _vector.axpy(-2 * damp * d_damp, y, rhs)
-    if not spec.full_rank:
-        residual = _vector.subtract(at.b, operator.matvec(at.x))
-        outside = _vector.axpy(-jnp.square(damp), y, residual)
-        # 1/λ² would make rounding look like a lack of rank.
-        noise = 100 * jnp.finfo(damp.dtype).eps * _vector.norm(at.b)
-        outside = _vector.where(
-            (damp != 0) & (_vector.norm(outside) <= noise), _vector.zeros_like(outside), outside
-        )
-        q = d_operator.rmatvec(outside)
-        s, _ = solve(spec.T, at.constants, q, damp)
-        gap = _vector.subtract(q, operator.rmatvec(s))
-        v = _vector.axpy(jnp.square(_vector.reciprocal(damp)), gap, v)
-        rhs = _vector.add(rhs, s)
-    dx, _ = solve(spec, at.constants, _vector.subtract(rhs, operator.matvec(v)), damp)
-    return _vector.add(dx, v)
+    rhs = _vector.subtract(rhs, spec.push(at.constants, v))
+    return _vector.add(solve(spec, at.constants, rhs, at.damp)[0], v)
 
 
 def _operator_tangent(at: Solved, tangents: dict[int, Array]) -> LinearOperator:

@@ -18,7 +18,7 @@ from jax.interpreters import batching, mlir
 from jaxtyping import Array
 
 from constrainx.linalg import _vector
-from constrainx.linalg._info import Info
+from constrainx.linalg._info import Info, Reason
 from constrainx.linalg._problem import LeastSquares
 from constrainx.linalg._spec import Spec
 from constrainx.linalg._validate import describe, fits
@@ -40,8 +40,17 @@ def solve(
     """The least-squares solution as a differentiable operation."""
     scalars = [] if spec.damping == "none" else [damp]
     scalars += [reference] if spec.has_reference else []
-    leaves = lstsq_p.bind(*constants, *jax.tree.leaves(b), *scalars, spec=spec, batch=())
+    leaves = bind(*constants, *jax.tree.leaves(b), *scalars, spec=spec)
     return unflatten(spec, leaves)
+
+
+def bind(*operands: Any, spec: Spec, batch: tuple[Axes, ...] = ()) -> list[Array]:
+    """Binds the primitive.
+
+    The jaxpr of A is a parameter of its own for JAX to see: a `jax.shard_map` in it decides on
+    which devices everything around it runs.
+    """
+    return lstsq_p.bind(*operands, spec=spec, batch=batch, jaxpr=spec.jaxpr)
 
 
 def unflatten(spec: Spec, leaves: Sequence[Array]) -> tuple[Vector, Info]:
@@ -56,18 +65,34 @@ def _run_unbatched(*operands: Array, spec: Spec) -> list[Array]:
     damp = jnp.zeros((), dtype) if spec.damping == "none" else scalars[0]
     b_norm = scalars[-1] if spec.has_reference else _vector.safe_norm(b)
     problem = LeastSquares(spec.operator(constants), b, damp, b_norm)
-    x, info = spec.solver.solve(problem)
+    x, info = _nothing(problem) if 0 in problem.operator.shape else spec.solver.solve(problem)
     return [*_checked_solution(spec, x), *_checked_info(spec, info)]
 
 
-def _run(*operands: Array, spec: Spec, batch: tuple[Axes, ...]) -> list[Array]:
+def _nothing(problem: LeastSquares) -> tuple[Vector, Info]:
+    """Zero, for an A without rows or without columns; no solver need think of that."""
+    finite = jnp.isfinite(problem.b_norm) & jnp.isfinite(problem.damp)
+    return _vector.zeros_like(problem.operator.columns), Info(
+        converged=finite,
+        reason=jnp.where(finite, Reason.TRIVIAL, Reason.NOT_FINITE),
+        iterations=jnp.zeros((), jnp.int32),
+        residual_norm=_vector.safe_norm(problem.b),
+        normal_residual_norm=jnp.zeros(()),
+        condition=jnp.ones(()),
+    )
+
+
+def _run(
+    *operands: Array, spec: Spec, batch: tuple[Axes, ...], jaxpr: jax.extend.core.ClosedJaxpr
+) -> list[Array]:
+    del jaxpr
     run = functools.partial(_run_unbatched, spec=spec)
     for axes in batch:
         run = jax.vmap(run, in_axes=axes)
     return run(*operands)
 
 
-def _abstract_eval(*operands: Any, spec: Spec, batch: tuple[Axes, ...]) -> list:
+def _abstract_eval(*operands: Any, spec: Spec, batch: tuple[Axes, ...], **_: Any) -> list:
     shapes = [operand.shape for operand in operands]
     prefix: tuple[int, ...] = ()
     for axes in reversed(batch):
@@ -82,9 +107,14 @@ def _abstract_eval(*operands: Any, spec: Spec, batch: tuple[Axes, ...]) -> list:
 
 
 def _batch(
-    operands: Sequence[Array], axes: Sequence[int | None], *, spec: Spec, batch: tuple[Axes, ...]
+    operands: Sequence[Array],
+    axes: Sequence[int | None],
+    *,
+    spec: Spec,
+    batch: tuple[Axes, ...],
+    **_: Any,
 ) -> tuple[list[Array], list[int]]:
-    outputs = lstsq_p.bind(*operands, spec=spec, batch=(*batch, tuple(axes)))
+    outputs = bind(*operands, spec=spec, batch=(*batch, tuple(axes)))
     return outputs, [0] * len(outputs)
 
 
@@ -123,7 +153,8 @@ def _checked_info(spec: Spec, info: Info) -> list[Array]:
     ]
 
 
-lstsq_p.def_impl(jax.jit(_run, static_argnames=("spec", "batch")))
+_run_once_traced = jax.jit(_run, static_argnames=("spec", "batch", "jaxpr"))
+lstsq_p.def_impl(_run_once_traced)
 lstsq_p.def_abstract_eval(_abstract_eval)
 batching.primitive_batchers[lstsq_p] = _batch
-mlir.register_lowering(lstsq_p, mlir.lower_fun(_run, multiple_results=True))
+mlir.register_lowering(lstsq_p, mlir.lower_fun(_run_once_traced, multiple_results=True))

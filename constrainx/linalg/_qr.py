@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from constrainx.linalg import _dense, _vector
-from constrainx.linalg._cholesky import direct_info
+from constrainx.linalg._cholesky import direct_info, residuals
 from constrainx.linalg._info import Info
 from constrainx.linalg._problem import LeastSquares
 from constrainx.linalg._vector import Vector
@@ -41,4 +41,5 @@ class QR:
             rhs = jnp.matmul(_dense.flat(b, dtype), q, precision="highest")
             y = jax.scipy.linalg.solve_triangular(r, rhs)
             x = _dense.unflat(y, operator.columns)
-        return x, direct_info(problem, x, jnp.diagonal(r), jnp.diagonal(r))
+        diagonal = jnp.diagonal(r)
+        return x, direct_info(problem, x, diagonal, diagonal, *residuals(problem, x))

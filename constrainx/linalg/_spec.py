@@ -13,7 +13,9 @@ from jaxtyping import Array, PyTree
 
 from constrainx.linalg import _vector
 from constrainx.linalg._fingerprint import fingerprint
+from constrainx.linalg._linearity import has_custom_vjp
 from constrainx.linalg._operator import LinearOperator, structure
+from constrainx.linalg._operator import transpose as transposed
 from constrainx.linalg._problem import Solver
 from constrainx.linalg._vector import Vector
 
@@ -47,9 +49,7 @@ class Spec:
         """The same for Aᵀ."""
 
         def rmatvec(constants: Sequence[Array], u: Vector) -> Vector:
-            return jax.linear_transpose(functools.partial(self.apply, constants), self.columns)(u)[
-                0
-            ]
+            return transposed(functools.partial(self.apply, constants), self.columns)(u)
 
         transpose = dataclasses.replace(
             self,
@@ -109,6 +109,13 @@ class Spec:
         """A v."""
         leaves = jax.extend.core.jaxpr_as_fun(self.jaxpr)(*constants, *jax.tree.leaves(v))
         return jax.tree.unflatten(jax.tree.structure(self.rows), leaves)
+
+    def push(self, constants: Sequence[Array], tangent: Vector) -> Vector:
+        """A v for a tangent v, in a form that JAX can transpose."""
+        apply = functools.partial(self.apply, constants)
+        if not has_custom_vjp(self.jaxpr.jaxpr):
+            return apply(tangent)
+        return jax.jvp(apply, (_vector.zeros_like(tangent),), (tangent,))[1]
 
     def operator(self, constants: Sequence[Array]) -> LinearOperator:
         """A as a solver sees it."""

@@ -102,6 +102,14 @@ def test_scalars_and_nested_containers():
         np.testing.assert_allclose(leaf, source / 2, rtol=1e-6)
 
 
+@pytest.mark.parametrize("make", [float, jnp.asarray, np.float64], ids=["python", "weak", "numpy"])
+def test_numbers_are_float64_when_enabled(x64, make):
+    for solve in (cx.lstsq, jax.jit(cx.lstsq, static_argnums=0)):
+        x, info = solve(lambda v: 3.0 * v, make(1 / 3), like=make(1.0))
+        assert x.dtype == info.residual_norm.dtype == jnp.float64
+        np.testing.assert_allclose(x, 1 / 9, rtol=1e-15)
+
+
 def test_like_may_be_shapes_only():
     like = jax.ShapeDtypeStruct((3,), jnp.float32)
     x, _ = cx.lstsq(lambda v: v, jnp.arange(3.0), like=like)

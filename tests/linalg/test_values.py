@@ -93,6 +93,20 @@ def test_a_preconditioner_chooses_among_minimisers(x64):
     np.testing.assert_allclose(x, weights * dense.solve(A * weights, b), rtol=1e-10)
 
 
+@pytest.mark.parametrize("damp", [0.0, 0.5])
+@pytest.mark.parametrize("start", [False, True])
+def test_a_weight_of_zero_holds_an_entry_where_it_starts(x64, start, damp):
+    A, _, _, b = dense.CASES[0].problem()
+    weights, x0 = np.array([1.0, 0.0, 2.0, 0.5, 0.0]), np.arange(1.0, 6.0)
+    options = {"x0": jnp.asarray(x0)} if start else {}
+    x, info = solve(A, b, damp=damp, solver=TIGHT, preconditioner=jnp.asarray(weights), **options)
+    held = np.where(weights == 0, x0 if start else 0.0, 0.0)
+    expected = held.copy()
+    expected[weights > 0] = dense.solve(A[:, weights > 0], b - A @ held, damp)
+    assert info.converged
+    np.testing.assert_allclose(x, expected, rtol=1e-10)
+
+
 @pytest.mark.parametrize("solver", [*ITERATIVE, cx.LSMR()], ids=str)
 @pytest.mark.parametrize("damp", [0.0, 0.5])
 def test_zero_right_hand_side_and_zero_operator_give_zero(solver, damp):
@@ -127,6 +141,72 @@ def test_ill_conditioned_in_float64(x64, condition):
     solver = cx.LSMR(rtol=0.0, condition_limit=float("inf"), max_iterations=2000)
     x, _ = solve(A, b, solver=solver)
     assert np.linalg.norm(x - truth) <= 1e-15 * condition * 10 * np.linalg.norm(truth)
+
+
+@pytest.mark.parametrize("condition", [10.0, 100.0])
+@pytest.mark.parametrize("consistent", [False, True])
+@pytest.mark.parametrize("rtol", [1e-7, 0.0])
+def test_cg_keeps_its_best_iterate(condition, consistent, rtol):
+    """Asked for more than float32 can do, it stops where it gets no better, and that is good."""
+    A = dense.matrix(200, 100, condition=condition).astype(np.float32)
+    rng = np.random.default_rng(0)
+    b = (A @ rng.normal(size=100) if consistent else rng.normal(size=200)).astype(np.float32)
+    x, info = solve(A, b, solver=cx.CG(rtol=rtol))
+    assert info.converged, info.explain()
+    assert info.iterations < 1000
+    reference = dense.solve(A, b, rcond=0)
+    assert np.linalg.norm(x - reference) <= 1e-5 * np.linalg.norm(reference)
+    residual = b - A.astype(np.float64) @ np.asarray(x, np.float64)
+    np.testing.assert_allclose(info.residual_norm, np.linalg.norm(residual), rtol=1e-3, atol=1e-5)
+
+
+def test_cg_ends_early_with_its_last_iterate(x64):
+    """‖r‖ falls with every iteration, ‖Aᵀr‖ does not."""
+    A = dense.matrix(60, 40, condition=1e4)
+    b = np.random.default_rng(0).normal(size=60)
+    norms = [
+        solve(A, b, solver=cx.CG(rtol=1e-12, max_iterations=k))[1].residual_norm for k in (5, 6, 7)
+    ]
+    assert norms[0] > norms[1] > norms[2]
+
+
+@pytest.mark.parametrize("shape", [(60, 20), (20, 60)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_cholesky_knows_how_far_off_it_is(x64, shape, dtype):
+    """The error is about ε cond(A)²; what is off by more than a few per cent is not converged."""
+    eps = np.finfo(dtype).eps
+    for relative in (1e-5, 1e-3, 1e-1, 1.0, 10.0):
+        for seed in range(4):
+            A = dense.matrix(*shape, condition=np.sqrt(relative / eps), seed=seed).astype(dtype)
+            b = np.random.default_rng(seed).normal(size=shape[0]).astype(dtype)
+            x, info = cx.lstsq(
+                lambda v, A: A @ v, jnp.asarray(b), jnp.asarray(A), solver=cx.Cholesky(),
+                like=jax.ShapeDtypeStruct(shape[1:], dtype),
+            )  # fmt: skip
+            reference = dense.solve(A, b, rcond=0)
+            error = np.linalg.norm(x - reference) / np.linalg.norm(reference)
+            assert error < 0.03 or not info.converged
+            assert info.converged or relative >= 0.1
+            if not info.converged:
+                assert info.reason in (cx.Reason.CONDITION, cx.Reason.RANK)
+
+
+@pytest.mark.parametrize("solver", ITERATIVE + DIRECT, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3)])
+@pytest.mark.parametrize("damp", [0.0, 0.5])
+def test_no_rows_or_no_columns(solver, shape, damp):
+    A, b = np.zeros(shape, np.float32), np.ones(shape[0], np.float32)
+
+    def total(A, b):
+        x, info = solve(A, b, damp=damp, solver=solver)
+        return jnp.sum(x), (x, info)
+
+    (_, (x, info)), gradients = jax.value_and_grad(total, (0, 1), has_aux=True)(A, b)
+    np.testing.assert_array_equal(x, np.zeros(shape[1]))
+    assert info.converged
+    assert info.reason == cx.Reason.TRIVIAL
+    np.testing.assert_allclose(info.residual_norm, np.sqrt(shape[0]), rtol=1e-6)
+    assert [gradient.shape for gradient in gradients] == [shape, shape[:1]]
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])

@@ -1,0 +1,148 @@
+"""How a damped solution moves when A does, without dividing a difference by λ².
+
+With H = AᵀA + λ²I and G = AAᵀ + λ²I, a damped solution moves by
+
+    dx = H⁻¹Aᵀ(db − dA x) + H⁻¹dAᵀr − 2λ H⁻¹x dλ.
+
+The first term is another damped solve. The second is the trouble. By the usual way,
+H⁻¹q = (q − Aᵀs)/λ² with s the damped solution of Aᵀs ≈ q, it divides by λ² a difference that is in
+error by the solver's tolerance; and r = b − A x, where A has full row rank, is nothing but such an
+error. So neither is formed:
+
+- **Tall A.** H⁻¹q is the z/λ of the minimum-norm solution of Aᵀs + λz = q. A solver leaves in it
+  H⁻¹ times a residual, which is small against q: where A has full column rank, λ is in no
+  denominator.
+- **Wide A.** r = λ²y with G y = b, so that H⁻¹dAᵀr = λ²H⁻¹v = v − H⁻¹AᵀA v with v = dAᵀy, and one
+  damped solve for db − dA x − A v gives all of dx − v. In the same way as above, y is the z/λ of
+  the minimum-norm solution of A x + λz = b.
+
+Where A has a null space on both sides, and b a part outside of its range, then y, w and dx are of
+the order of 1/λ², and it is against this that their error is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from constrainx.linalg import _vector
+from constrainx.linalg._operator import LinearOperator
+from constrainx.linalg._primitive import solve
+from constrainx.linalg._spec import Spec
+from constrainx.linalg._vector import Scalar, Vector
+
+
+class Solved(NamedTuple):
+    """A solved problem; ``spec`` and ``constants`` are A, and ``damp`` is None without damping."""
+
+    spec: Spec
+    constants: Sequence[Array]
+    b: Vector
+    damp: Scalar | None
+    x: Vector
+
+
+def damped_tangent(
+    at: Solved, d_operator: LinearOperator, rhs: Vector, damp: Scalar, d_damp: Scalar | None
+) -> Vector:
+    """The tangent dx for a damping that is not zero; ``rhs`` is db − dA x."""
+    square = at.spec.tall and at.spec.wide
+    # Either will do for a square A of full rank; without, the wide rule needs fewer digits.
+    rule = _tall if at.spec.tall and (at.spec.full_rank or not square) else _wide
+    return rule(at, d_operator, rhs, damp, d_damp)
+
+
+def _tall(
+    at: Solved, d_operator: LinearOperator, rhs: Vector, damp: Scalar, d_damp: Scalar | None
+) -> Vector:
+    q = d_operator.rmatvec(_residual(at, damp))
+    dx, _ = solve(at.spec, at.constants, rhs, damp)
+    if d_damp is not None and at.spec.full_rank:
+        q = _vector.axpy(-2 * damp * d_damp, at.x, q)
+    elif d_damp is not None:
+        # On its own: x is in the row space, and H⁻¹x is not of the order of 1/λ² as H⁻¹q may be.
+        h = solve_normal(at.spec, at.constants, at.x, damp)
+        dx = _vector.axpy(-2 * damp * d_damp, h, dx)
+    return _vector.add(dx, solve_normal(at.spec, at.constants, q, damp))
+
+
+def _residual(at: Solved, damp: Scalar) -> Vector:
+    """The residual b − A x, to the solver's tolerance not of b but of r.
+
+    The difference is in error by A H⁻¹n, where n = Aᵀ(b − A x) − λ²x is zero at the minimiser. That
+    matters only if A does not have full rank, and r is small; else this solve has a right-hand side
+    of zero and ends at once.
+    """
+    spec, operator = at.spec, at.spec.operator(at.constants)
+    residual = _vector.subtract(at.b, operator.matvec(at.x))
+    if spec.full_rank:
+        return residual
+    n = _vector.axpy(-jnp.square(damp), at.x, operator.rmatvec(residual))
+    small = _vector.norm(residual) < 0.1 * _vector.norm(at.b)
+    n = _vector.where(small, n, _vector.zeros_like(n))
+    return _vector.subtract(residual, solve(spec.T, at.constants, n, damp)[0])
+
+
+def _wide(
+    at: Solved, d_operator: LinearOperator, rhs: Vector, damp: Scalar, d_damp: Scalar | None
+) -> Vector:
+    spec = at.spec
+    y = solve_normal(spec.T, at.constants, at.b, damp)
+    if not spec.full_rank:
+        y = _vector.axpy(jnp.square(_vector.reciprocal(damp)), _unresolved(at, y, damp), y)
+    v = d_operator.rmatvec(y)
+    rhs = _vector.subtract(rhs, spec.push(at.constants, v))
+    if d_damp is not None:  # H⁻¹x = H⁻¹Aᵀy
+        rhs = _vector.axpy(-2 * damp * d_damp, y if spec.full_rank else _within(at, y), rhs)
+    return _vector.add(solve(spec, at.constants, rhs, damp)[0], v)
+
+
+def _within(at: Solved, y: Vector) -> Vector:
+    """The part of y in A's range, which is all that Aᵀ sees of it; the rest may be large.
+
+    It comes from Aᵀy = x. A solver that needs full rank may fail at that, and then y stays whole.
+    """
+    within, info = solve(at.spec.undamped.T, at.constants, at.x)
+    return _vector.where(info.converged, within, y)
+
+
+def _unresolved(at: Solved, y: Vector, damp: Scalar) -> Vector:
+    """What r − λ²y is, as far as it is more than noise.
+
+    On the part of b outside of A's range, G is λ², and a solver whose tolerance or limit on the
+    condition number is above λ stops before it has seen it. What it leaves is then all of that
+    part, and λ²G⁻¹, which is the identity there, changes nothing about it. It takes away what is
+    only the error of r.
+    """
+    spec, operator = at.spec, at.spec.operator(at.constants)
+    residual = _vector.subtract(at.b, operator.matvec(at.x))
+    left = _vector.axpy(-jnp.square(damp), y, residual)
+    norm = _vector.norm(left)
+    rounding = 100 * jnp.finfo(norm.dtype).eps * _vector.norm(at.b)
+    left = _vector.where(norm > rounding, left, _vector.zeros_like(left))
+    filtered = _vector.subtract(left, operator.matvec(solve(spec, at.constants, left, damp)[0]))
+    # What is zero by this test may still begin to move: it keeps its derivative.
+    moving = _vector.subtract(filtered, jax.lax.stop_gradient(filtered))
+    return _vector.where(_vector.norm(filtered) > 0.5 * norm, filtered, moving)
+
+
+def solve_normal(spec: Spec, constants: Sequence[Array], q: Vector, damp: Scalar) -> Vector:
+    """H⁻¹q = z/λ, with z from the minimum-norm solution (s, z) of Aᵀs + λz = q.
+
+    `jax.lax.custom_linear_solve` differentiates this as what it is, the solution of H w = q: the
+    quotient z/λ would have to be differentiated by λ.
+    """
+    operator = spec.operator(constants)
+
+    def normal(w: Vector) -> Vector:
+        return _vector.axpy(jnp.square(damp), w, operator.rmatvec(operator.matvec(w)))
+
+    def minimum_norm(_: object, q: Vector) -> Vector:
+        (_, z), _ = solve(spec.augmented.T, [*constants, damp], q)
+        return _vector.scale(_vector.reciprocal(damp), z)
+
+    return jax.lax.custom_linear_solve(normal, q, minimum_norm, symmetric=True)
