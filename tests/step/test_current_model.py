@@ -1,0 +1,168 @@
+"""A constraint sees the model of now, in evaluation mode, whoever calls."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import constrainx as cx
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(8, 3)), jnp.float32)
+
+
+class Net(nnx.Module):
+    """Everything that differs between training and evaluation."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.hidden = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, momentum=0.5, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.out = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.dropout(jnp.tanh(self.norm(self.hidden(x)))))
+
+
+class Even(cx.Constraint):
+    def residual(self, model, batch, *, key):
+        return model(batch["x"]) - model(-batch["x"])
+
+
+def measure(model, constraint):
+    """The violation in evaluation mode, with nothing of ours."""
+    clone = nnx.clone(model)
+    clone.eval()
+    residual = np.asarray(clone(X) - clone(-X), np.float64)
+    if constraint.reduce == "norm":
+        rows = np.sqrt(np.mean(residual**2, axis=1))
+        return np.sqrt(np.mean(rows**2))
+    return np.sqrt(np.mean(residual**2))
+
+
+def loss(model):
+    return jnp.mean(model(X) ** 2)
+
+
+def take_step(model, optimizer, key, **extra):
+    """One step; the model as the constraint should have seen it."""
+    gradients = nnx.grad(loss)(model)  # which moves the batch statistics, too
+    seen = nnx.clone(model)
+    optimizer.update(model, gradients, batch={"x": X}, key=key, **extra)
+    return seen
+
+
+def step_eagerly(model, optimizer, key):
+    return take_step(model, optimizer, key)
+
+
+@nnx.jit
+def step_compiled(model, optimizer, key):
+    return take_step(model, optimizer, key, module=model)
+
+
+@pytest.mark.parametrize("reduce", ["norm", "none"])
+@pytest.mark.parametrize("step", [step_eagerly, step_compiled], ids=["eager", "nnx.jit"])
+def test_the_report_is_of_the_model_of_now_in_evaluation_mode(step, reduce):
+    model, constraint = Net(), Even(reduce=reduce)
+    tx = cx.constrain(optax.sgd(0.01), constraint, model=model)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    for index in range(3):
+        seen = step(model, optimizer, jax.random.key(index))
+        violation = cx.reports(optimizer.opt_state)["even"].violation
+        np.testing.assert_allclose(violation, measure(seen, constraint), rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrap", [nnx.jit, jax.jit], ids=["nnx.jit", "jax.jit"])
+def test_inside_of_a_compiled_function_a_stale_model_is_refused(wrap):
+    model = Net()
+    optimizer = cx.constrain(optax.sgd(0.01), Even(), model=model)
+    params = nnx.as_pure(nnx.state(model, nnx.Param))
+    with pytest.raises(ValueError, match=r"norm\.mean.*pass `module=model`"):
+        wrap(lambda g, s, p: optimizer.update(g, s, p, batch={"x": X}))(
+            params, optimizer.init(params), params
+        )
+
+
+def test_frozen_weights_are_not_baked_into_the_program():
+    """With the model passed, what is frozen is an argument of the program, not a constant in it."""
+    model = nnx.Sequential(nnx.Linear(3, 64, rngs=nnx.Rngs(0)), nnx.Linear(64, 2, rngs=nnx.Rngs(1)))
+    wrt = nnx.All(nnx.Param, nnx.PathContains(1))
+    optimizer = cx.constrain(optax.sgd(0.01), Even(wrt=wrt), model=model)
+    graph, params, rest = nnx.split(model, wrt, ...)
+
+    def step(gradients, state, params, rest):
+        module = nnx.merge(graph, params, rest)
+        return optimizer.update(gradients, state, params, batch={"x": X}, module=module)
+
+    text = jax.jit(step).lower(params, optimizer.init(params), params, rest).as_text()
+    assert 'dense<"0x' not in text
+
+
+def test_dropout_does_not_leak_into_a_constraint():
+    class Same(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            return model(batch["x"]) - model(batch["x"])
+
+    model = Net()
+    optimizer = cx.constrain(optax.sgd(0.01), Same(reduce="rms"), model=model)
+    params = nnx.state(model, nnx.Param)
+    _, state = optimizer.update(params, optimizer.init(params), params, batch={"x": X})
+    assert float(cx.reports(state)["same"].violation) == 0.0
+
+
+def test_random_streams_follow_from_the_key_also_if_stacked():
+    class Stacked(nnx.Module):
+        def __init__(self):
+            @nnx.split_rngs(splits=3)
+            @nnx.vmap(in_axes=(0,), out_axes=0)
+            def make(rngs):
+                return nnx.Dropout(0.5, rngs=rngs)
+
+            self.kernel = nnx.Param(jnp.ones(3))
+            self.noise = make(nnx.Rngs(0))
+
+        def __call__(self, x):
+            noise = jax.random.normal(self.noise.rngs.key[...][0], (3,))
+            return x * self.kernel[...] + noise
+
+    class Drawn(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            return model(batch["x"])
+
+    model = Stacked()
+    composed = cx.compose(Drawn(), model=model)
+    params = nnx.state(model, nnx.Param)
+    first, again, other = (
+        composed(params, {"x": X}, jax.random.key(seed))["drawn"] for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, other)
+
+
+def test_rows_of_single_examples_through_batch_statistics_are_refused():
+    class Mixed(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            model.train()
+            return model(batch["x"])
+
+    model = Net()
+    with pytest.raises(ValueError, match=r"'mixed'.*mixes examples"):
+        cx.compose(Mixed(reduce="norm"), model=model)(nnx.state(model, nnx.Param), {"x": X})
+
+
+def test_a_residual_does_not_change_the_model():
+    model = Net()
+    before = jax.tree.map(jnp.copy, nnx.state(model))
+    cx.compose(Even(), model=model)(nnx.state(model, nnx.Param), {"x": X})
+    for new, old in zip(jax.tree.leaves(nnx.state(model)), jax.tree.leaves(before), strict=True):
+        assert jnp.array_equal(new, old)
+    assert not model.norm.use_running_average
+
+
+def test_complex_parameters_are_refused_in_a_sentence():
+    p = jnp.ones(3, complex)
+    with pytest.raises(TypeError, match="real parameters"):
+        cx.project(p, cx.compose(lambda p: jnp.real(p)), p)
