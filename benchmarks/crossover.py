@@ -13,7 +13,7 @@ import constrainx as cx
 from benchmarks.measure import best_times, compiled
 from benchmarks.report import Goal, Report, Table
 from constrainx.models import MLP
-from constrainx.step._project import INEXACT, ROWS_WITH_STORED_GRADIENTS
+from constrainx.step._linearise import INEXACT, ROWS_WITH_STORED_GRADIENTS
 
 
 class Odd(cx.Constraint):

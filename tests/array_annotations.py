@@ -14,14 +14,8 @@ from beartype import beartype
 
 # Functions whose annotations are known to be wrong. Mend and delete them; never add to these.
 KNOWN = {
-    "constrainx.constraints.groups._orthogonal._OrthogonalMatrices.matrix",
-    "constrainx.constraints.representations._rotate",
     "constrainx.linalg._cholesky._inner_products",
     "constrainx.linalg._lstsq.lstsq",
-    "constrainx.linalg._perturbation._damped_tall",
-    "constrainx.linalg._perturbation._damped_wide",
-    "constrainx.linalg._primitive.solve",
-    "constrainx.linalg._vector.reciprocal",
 }
 
 

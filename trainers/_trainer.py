@@ -139,12 +139,16 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._check()
+        self.sharding = self._shard()
+        with self._own_mesh():
+            self._build()
+
+    def _build(self) -> None:
         self._evaluation = as_evaluation(self.evaluation)
         self._folder = as_run_folder(self.run)
         self._restored_from: pathlib.Path | None = None
-        self.sharding = self._shard()
         composed = self._compose()
-        method = as_method(self.method, argument="Trainer(method)")
+        method = as_method(self.method, argument="Trainer(method=...)")
         acting = None if isinstance(method, Unconstrained) else composed
         optimizer = optax.with_extra_args_support(self.optimizer)
         graph, _, rngs, _ = split_model(self.model, self.wrt)
@@ -182,6 +186,15 @@ class Trainer:
             raise ArgumentTypeError(
                 f"`Trainer(model=...)` must be an nnx.Module, got {type(self.model).__name__}."
             )
+        for path, leaf in jax.tree_util.tree_leaves_with_path(
+            nnx.state(self.model, _is_not_random)
+        ):
+            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+                raise ArgumentTypeError(
+                    f"`Trainer(model=...)` has a random key in {jax.tree_util.keystr(path)}, which "
+                    "would be the same in every step: keep it in an `nnx.Rngs`, whose streams are "
+                    "seeded anew, or take a key as an argument."
+                )
         check_batches("Trainer(data=...)", self.data)
         check_choice("precision", self.precision, get_args(Precision), owner="Trainer")
         check_choice("on_nonfinite", self.on_nonfinite, get_args(OnNonFinite), owner="Trainer")
@@ -200,6 +213,11 @@ class Trainer:
                 f"multiples of the {sharding.mesh.size} devices."
             )
         return sharding
+
+    def _own_mesh(self) -> contextlib.AbstractContextManager[Any]:
+        """Our mesh in place of one that the caller has set, which may have other devices."""
+        is_free = jax.sharding.get_abstract_mesh().empty
+        return contextlib.nullcontext() if is_free else jax.set_mesh(self.sharding.mesh)
 
     def _compose(self) -> Composed | None:
         """All constraints, found and composed once, about the model in evaluation mode."""
@@ -262,7 +280,7 @@ class Trainer:
             # What was not finite before has been reported, or skipped by a run that was to skip it.
             health = self.sharding.place(start_healthy())
             self._progress.state = self.state._replace(health=health)
-        with contextlib.ExitStack() as stack:
+        with self._own_mesh(), contextlib.ExitStack() as stack:
             checkpoints, aside = (None, []) if folder is None else self._open(folder, stack)
             listeners = self._listeners(folder, schedule.last)
             requests = stack.enter_context(listen_for_signals())
@@ -304,7 +322,8 @@ class Trainer:
                 "`evaluate` needs data: pass it here or as `Trainer(evaluation=...)`."
             )
         parameters = self._program.parameters_to_evaluate(self.state)
-        return self._measure(parameters, self.state.rest, data, limit=limit)
+        with self._own_mesh():
+            return self._measure(parameters, self.state.rest, data, limit=limit)
 
     def restore(
         self,
@@ -352,12 +371,14 @@ class Trainer:
 
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
         """Traces one step on shapes alone, which finds most mistakes; returns their state."""
-        return jax.eval_shape(self._program, self.state, {}, self._example())[0]
+        with self._own_mesh():
+            return jax.eval_shape(self._program, self.state, {}, self._example())[0]
 
     def lower(self) -> jax.stages.Lowered:
         """The step, ready to be compiled, to look at memory and collectives."""
-        batch = self.sharding.place_batch(self._example())
-        return self._compiled.lower(self.state, self._start_totals(batch), batch)
+        with self._own_mesh():
+            batch = self.sharding.place_batch(self._example())
+            return self._compiled.lower(self.state, self._start_totals(batch), batch)
 
     def _schedule(self, last: int) -> Schedule:
         evaluation, folder = self._evaluation, self._folder
@@ -434,3 +455,8 @@ class Trainer:
         if self.logging.progress:
             listeners.append(Bar(last, title=self.logging.title))
         return [*listeners, *self.logging.callbacks]
+
+
+def _is_not_random(path: tuple[Any, ...], variable: Any) -> bool:
+    del path
+    return not isinstance(variable, nnx.RngState)

@@ -9,7 +9,8 @@ from flax import nnx
 from constrainx.constraints._constraint import Constraint
 from constrainx.errors import ArgumentTypeError
 
-ATTRIBUTE = "constraints"
+# A name that nobody has for anything else: many models have `constraints` of their own.
+ATTRIBUTE = "attached_constraints"
 Model = TypeVar("Model", bound=nnx.Module)
 Path: TypeAlias = tuple[Any, ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -201,7 +201,14 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
             model if module is None else module, parameters, jax.random.fold_in(key, 2)
         )
         before = _batch_statistics(seen)
-        residual = constraint.residual(at_path(seen, found.path), batch, key=residual_key)
+        try:
+            residual = constraint.residual(at_path(seen, found.path), batch, key=residual_key)
+        except KeyError as error:
+            has = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
+            raise ArgumentError(
+                f"constraint {constraint.label!r} asks for {error}, which is not there; the batch "
+                f"has {has}. Pass it as `batch=`, or look for the key in its `residual`."
+            ) from error
         after = _batch_statistics(seen)
         if slices is not None and any(a is not b for a, b in zip(before, after, strict=True)):
             raise ArgumentError(

@@ -34,7 +34,10 @@ def _jvp(
 
     for axes in batch:
         rule = jax.vmap(rule, in_axes=(list(axes), [axes[i] for i in moving]))
-    outputs, dx = rule(list(primals), [tangents[i] for i in moving])
+    # JAX hands literals over as another type of array.
+    outputs, dx = rule(
+        [jnp.asarray(primal) for primal in primals], [jnp.asarray(tangents[i]) for i in moving]
+    )
     info = outputs[len(dx) :]
     return outputs, [*dx, *(ad.Zero(jax.typeof(leaf).to_tangent_aval()) for leaf in info)]
 

@@ -38,6 +38,9 @@ class Linearity(enum.IntFlag):
     AFFINE = 3
     UNKNOWN = 4
     STEPS = 8
+    # A constant whose value is not known while tracing: it may well be zero, as the tangents are
+    # that `jax.linearize` puts beside those that move.
+    UNSURE = 16
 
 
 def check_linear(
@@ -50,6 +53,8 @@ def check_linear(
     a derivative of its own that is wrong, and only numbers can tell.
     """
     verdict = _join(_follow(closed, [Linearity.LINEAR] * len(closed.jaxpr.invars)))
+    is_sure = not verdict & Linearity.UNSURE
+    verdict &= ~Linearity.UNSURE
     if verdict <= Linearity.AFFINE and verdict & Linearity.CONSTANT:
         raise TypeError(f"{NOT_LINEAR}: it adds a constant, so that matvec(0) is not 0. {ADVICE}")
     if verdict & Linearity.STEPS:
@@ -59,7 +64,7 @@ def check_linear(
         )
     if verdict & Linearity.UNKNOWN and _derivative_moves(matvec, columns, rows):
         raise TypeError(f"{NOT_LINEAR}: its derivative is not the same everywhere. {ADVICE}")
-    return not verdict & Linearity.UNKNOWN
+    return is_sure and not verdict & Linearity.UNKNOWN
 
 
 def has_custom_vjp(jaxpr: jex.Jaxpr) -> bool:
@@ -113,6 +118,15 @@ _ADDITIVE = frozenset(
         "all_to_all", "ppermute", "reduce_scatter",
     ]
 )  # fmt: skip
+# Of these, and of some below, what only puts operands in their places.
+_PLACING = frozenset(
+    [
+        "concatenate", "stack", "pad", "reshape", "broadcast_in_dim", "transpose", "squeeze",
+        "expand_dims", "slice", "rev", "split", "unstack", "tile", "copy", "copy_p",
+        "convert_element_type", "sharding_constraint", "select_n", "scatter",
+        "dynamic_update_slice",
+    ]
+)  # fmt: skip
 # Linear in these operands together, as long as the others stay put.
 _LINEAR_IN = {
     "scatter": (0, 2), "scatter-add": (0, 2), "scatter-sub": (0, 2), "dynamic_update_slice": (0, 1),
@@ -149,6 +163,8 @@ def _follow(closed: jex.ClosedJaxpr, inputs: Sequence[Linearity]) -> list[Linear
 
 
 def _of_value(value: Any) -> Linearity:
+    if isinstance(value, jax.core.Tracer) and jnp.issubdtype(value.dtype, jnp.inexact):
+        return Linearity.UNSURE
     if isinstance(value, jax.core.Tracer) or jax.dtypes.issubdtype(
         jnp.result_type(value), jax.dtypes.extended
     ):
@@ -170,6 +186,9 @@ def _apply(equation: jex.JaxprEqn, parts: list[Linearity]) -> Sequence[Linearity
 
 
 def _of_operands(equation: jex.JaxprEqn, name: str, parts: list[Linearity]) -> Linearity:
+    if name not in _PLACING:
+        # Whoever adds a constant means to.
+        parts = [Linearity.CONSTANT if part == Linearity.UNSURE else part for part in parts]
     everything = _join(parts)
     if name in _LINEAR_IN:
         return _with_fixed(parts, _LINEAR_IN[name])

@@ -38,6 +38,7 @@ def lstsq(
     reference: float | Scalar | None = None,
     solver: Solver = LSMR(),
     full_rank: bool = False,
+    is_linear: bool = False,
 ) -> tuple[Vector, Info]:
     """Minimises ‖A x − b‖² + damp²‖x‖², with A known only by ``matvec(v, *args)`` = A v.
 
@@ -80,6 +81,8 @@ def lstsq(
         solver: `LSMR`, `CG`, `Cholesky`, `QR`, or any object with their ``solve`` method.
         full_rank: a promise that A has as many independent rows or columns as its smaller side. It
             makes gradients cheaper, and wrong if it is not kept.
+        is_linear: a promise that ``matvec`` is linear, as what `jax.linearize` returns is; it is
+            not checked then.
 
     Returns:
         The solution, and an `Info` with ``converged``, ``reason`` and ``iterations``.
@@ -90,7 +93,7 @@ def lstsq(
     b = jax.tree.map(jnp.asarray, b)
     check_floating("b", b)
 
-    rows, known_linear = _checked_rows(matvec, like, args, b)
+    rows, known_linear = _checked_rows(matvec, like, args, b, is_linear=is_linear)
     columns = jax.tree.map(_in_working_dtype, like)
     rows = jax.tree.map(_in_working_dtype, jax.tree.map(_wider, rows, b))
     b = _vector.cast(b, rows)
@@ -171,7 +174,7 @@ def _with_constants_as_arguments(
     return jax.make_jaxpr(open_apply)(structure(constants), jax.tree.leaves(columns)), constants
 
 
-def _checked_like(like: PyTree | None, x0: Vector | None) -> PyTree[jax.ShapeDtypeStruct]:
+def _checked_like(like: PyTree | None, x0: PyTree | None) -> PyTree[jax.ShapeDtypeStruct]:
     like = x0 if like is None else like
     if like is None:
         raise TypeError(
@@ -188,7 +191,7 @@ def _checked_like(like: PyTree | None, x0: Vector | None) -> PyTree[jax.ShapeDty
 
 
 def _checked_rows(
-    matvec: Callable[..., Vector], like: PyTree, args: tuple, b: Vector
+    matvec: Callable[..., Vector], like: PyTree, args: tuple, b: Vector, *, is_linear: bool
 ) -> tuple[PyTree[jax.ShapeDtypeStruct], bool]:
     """What ``matvec`` returns, and whether its operations tell that it is linear."""
     if not callable(matvec):
@@ -210,10 +213,10 @@ def _checked_rows(
     check_not_varying(matvec=closed.consts)
     check_floating("matvec(v, *args)", rows)
     check_fits("b", b, rows, "what `matvec` returns for a vector shaped like `like`")
-    return structure(rows), check_linear(closed, apply, like, rows)
+    return structure(rows), is_linear or check_linear(closed, apply, like, rows)
 
 
-def _checked_like_x(name: str, vector: Vector, columns: PyTree) -> Vector:
+def _checked_like_x(name: str, vector: PyTree, columns: PyTree) -> Vector:
     vector = jax.tree.map(jnp.asarray, vector)
     check_floating(name, vector)
     check_fits(name, vector, columns, "the solution, that is `like`")

@@ -22,7 +22,7 @@ from constrainx.linalg._info import Info, Reason
 from constrainx.linalg._problem import LeastSquares
 from constrainx.linalg._spec import Spec
 from constrainx.linalg._validate import describe, fits
-from constrainx.linalg._vector import Scalar, Vector
+from constrainx.linalg._vector import Vector
 
 Axes: TypeAlias = tuple[int | None, ...]
 
@@ -34,8 +34,8 @@ def solve(
     spec: Spec,
     constants: Sequence[Array],
     b: Vector,
-    damp: Scalar | None = None,
-    reference: Scalar | None = None,
+    damp: Array | None = None,
+    reference: Array | None = None,
 ) -> tuple[Vector, Info]:
     """The least-squares solution as a differentiable operation."""
     scalars = [] if spec.damping == "none" else [damp]

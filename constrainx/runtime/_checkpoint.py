@@ -137,7 +137,10 @@ class Checkpoints:
             raise ArgumentError(
                 f"`restore(step=...)` must be a number, 'last' or 'best', got {step!r}."
             )
-        found = {"last": self.latest, "best": self.best}[step] if isinstance(step, str) else step
+        if not isinstance(step, str):
+            return step
+        # Only the best needs what was noted down, which may be damaged.
+        found = self.latest if step == "last" else self.best
         if found is None:
             raise CheckpointError(f"{self.folder.parent} has no complete checkpoint.")
         return found

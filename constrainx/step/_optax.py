@@ -140,19 +140,18 @@ def constrain(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def as_method(method: Any, *, argument: str = "method") -> Method:
+def as_method(method: Any, *, argument: str = "method=...") -> Method:
     """A method by its short name, or as it is."""
     if isinstance(method, str):
         if method not in METHODS:
-            hint = did_you_mean(method, METHODS)
             raise ArgumentError(
-                f"`{argument}={method!r}` must be one of {list(METHODS)} or an object such as "
-                f"`cx.NullSpace()`.{hint}"
+                f"`{argument.replace('...', repr(method))}` must be one of {list(METHODS)} or an "
+                f"object such as `cx.NullSpace()`.{did_you_mean(method, METHODS)}"
             )
         return METHODS[method]
     if isinstance(method, type) or not isinstance(method, Method):
         raise ArgumentTypeError(
-            f"`{argument}=...` must be one of {list(METHODS)} or an object with the methods `init` "
+            f"`{argument}` must be one of {list(METHODS)} or an object with the methods `init` "
             f"and `take`, such as `cx.Penalty(weight=0.1)`, got {method!r}."
         )
     return method

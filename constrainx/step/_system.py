@@ -197,6 +197,7 @@ class IterativeSystem(NamedTuple):
                 UNDONE / INEXACT.rtol * jnp.min(jnp.stack(targets)) if self.solver is None else None
             ),
             solver=INEXACT if self.solver is None else self.solver,
+            is_linear=True,
         )
         change = self._hold(change)
         return change, jnp.asarray(info.iterations, jnp.int32), jnp.asarray(info.converged)
@@ -213,6 +214,7 @@ class IterativeSystem(NamedTuple):
             target,
             like=self.values,
             solver=INEXACT if self.solver is None else self.solver,
+            is_linear=True,
         )
         largest = jnp.max(jnp.abs(found))
         return jnp.where(jnp.abs(found) <= 10 * INEXACT.rtol * largest, 0, found)
@@ -227,7 +229,7 @@ class IterativeSystem(NamedTuple):
             return vector
         leaves, tree = jax.tree.flatten(vector)
         held = [
-            leaf if moves else 0 * leaf  # which `lstsq` sees to be linear
+            leaf if moves else jnp.zeros_like(leaf)
             for leaf, moves in zip(leaves, self.movable, strict=True)
         ]
         return jax.tree.unflatten(tree, held)

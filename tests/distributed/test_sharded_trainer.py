@@ -17,7 +17,7 @@ from tests.distributed import small
 LAYOUTS = {"data": 1, "fsdp": 8, "mixed": 2}
 # Solved to rounding: what a few iterations leave undone differs by far more from layout to layout,
 # and as much when parameters change by 1e-7 on one device.
-LSMR = {"reduce": "none", "solver": cx.LSMR(rtol=1e-6), "batch": 16}
+LSMR = {"reduce": "none", "method": cx.NullSpace(solver=cx.LSMR(rtol=1e-6)), "batch": 16}
 ROWS = {"norm": {"reduce": cx.Norm(groups=8)}, "lsmr": LSMR}
 
 

@@ -105,3 +105,35 @@ def test_explain_needs_one_finished_solve():
     with pytest.raises(ValueError, match="pick a lane"):
         info.explain()
     assert jax.tree.map(lambda leaf: leaf[0], info).explain().startswith("converged")
+
+
+def test_a_linearised_function_is_linear_also_inside_of_jit():
+    """`jax.linearize` puts zeros beside the tangents, whose values are not known while tracing."""
+    A = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)), jnp.float32)
+
+    def function(x):
+        y = A @ x
+        return jnp.where(y > 0, y**2, 0.1)
+
+    @jax.jit
+    def step(x):
+        values, linear = jax.linearize(function, x)
+        return cx.lstsq(linear, values, like=x)
+
+    x = jnp.array([1.0, -2.0, 0.5])
+    found, info = step(x)
+    J = jax.jacobian(function)(x)
+    np.testing.assert_allclose(found, np.linalg.pinv(J) @ function(x), rtol=1e-4)
+    assert info.converged
+
+
+def test_an_affine_function_inside_of_jit_never_converges():
+    """What is put beside the linear part is not known while tracing, so numbers must tell."""
+    A = jnp.eye(3)
+
+    @jax.jit
+    def solve(shift):
+        return cx.lstsq(lambda v: jnp.concatenate([A @ v, shift]), jnp.ones(5), like=jnp.ones(3))
+
+    assert not solve(jnp.ones(2))[1].converged
+    assert solve(jnp.zeros(2))[1].converged

@@ -166,3 +166,38 @@ def test_complex_parameters_are_refused_in_a_sentence():
     p = jnp.ones(3, complex)
     with pytest.raises(TypeError, match="real parameters"):
         cx.project(p, cx.compose(lambda p: jnp.real(p)), p)
+
+
+def test_a_missing_entry_of_the_batch_names_the_constraint():
+    model = Net()
+    with pytest.raises(ValueError, match=r"'even' asks for 'x'.*the batch has \['y'\]"):
+        cx.compose(Even(), model=model)(nnx.state(model, nnx.Param), {"y": X})
+
+
+def test_rows_that_would_not_fit_go_by_iterations(monkeypatch, caplog):
+    """Norm rows through an embedding are stored: they count against the bound on memory."""
+    from constrainx.step import _linearise
+
+    class Embedded(nnx.Module):
+        def __init__(self):
+            self.table = nnx.Embed(4096, 1024, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.table(x)
+
+    class Zero(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            return model(batch["x"])
+
+    model, batch = Embedded(), {"x": jnp.arange(32)}
+    params = nnx.state(model, nnx.Param)
+    monkeypatch.setattr(_linearise, "BYTES_OF_STORED_GRADIENTS", 2**28)
+    composed = cx.compose(Zero(reduce="norm"), model=model)
+
+    def trace():
+        return cx.project(params, composed, params, batch=batch, model=model)
+
+    with caplog.at_level("INFO", logger="constrainx"):
+        jax.eval_shape(trace)
+    assert "LSMR" in caplog.text
+    assert "would take 0.5 GB" in caplog.text

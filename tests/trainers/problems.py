@@ -146,11 +146,12 @@ class Recorder(cx.Callback):
         self.ended.append((step, reason))
 
 
-def by_hand(model, optimizer, data, steps, *, unit_norm=None, dtype=jnp.float32):
+def by_hand(model, optimizer, data, steps, *, unit_norm=None, placement="twice", dtype=jnp.float32):
     """Flat parameters and losses of each step, by Optax and a dense pseudoinverse alone.
 
     Args:
-        unit_norm: γ, to project updates onto ‖hidden kernel‖² = 1; None for no constraint.
+        unit_norm: γ, for steps that obey ‖hidden kernel‖² = 1; None for no constraint.
+        placement: whether to project updates alone, or gradients as well.
         dtype: in which to compute the loss.
     """
     graph, parameters, rest = nnx.split(model, nnx.Param, ...)
@@ -167,6 +168,10 @@ def by_hand(model, optimizer, data, steps, *, unit_norm=None, dtype=jnp.float32)
     @jax.jit
     def step(parameters, state, batch):
         value, gradients = jax.value_and_grad(loss)(parameters, batch)
+        if unit_norm is not None and placement == "twice":
+            J = jax.grad(residual)(jax.flatten_util.ravel_pytree(parameters)[0])[None]
+            gradient, _ = jax.flatten_util.ravel_pytree(gradients)
+            gradients = unflatten(gradient - jnp.linalg.pinv(J) @ (J @ gradient))
         updates, state = optimizer.update(gradients, state, parameters)
         if unit_norm is not None:
             flat, _ = jax.flatten_util.ravel_pytree(parameters)

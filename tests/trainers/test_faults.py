@@ -152,7 +152,7 @@ def test_twenty_crashes_at_random_moments(nursery, undisturbed, tmp_path):
 # A limit that spares the metrics, and one that nothing gets past.
 @pytest.mark.parametrize("limit", [30_000, 200])
 def test_a_run_can_continue_if_a_checkpoint_does_not_fit_on_the_disk(nursery, tmp_path, limit):
-    options = {"kind": "heavy", "steps": 8, "sleep": 0.3}
+    options = {"kind": "heavy", "steps": 8, "sleep": 0.5}
     limits = {"3": limit, "7": -1}
     lines, code = nursery.train(
         tmp_path / "run", limits=limits, on_save_error="continue", **options

@@ -37,7 +37,12 @@ def test_an_old_run_continues(runs, name):
     restored = flat(continued.state.parameters)
     if name in ("update", "none"):
         path, _ = by_hand(
-            Net(), optax.adam(0.05), arrays(), 3, unit_norm=0.5 if name == "update" else None
+            Net(),
+            optax.adam(0.05),
+            arrays(),
+            3,
+            unit_norm=0.5 if name == "update" else None,
+            placement="update",
         )
         np.testing.assert_allclose(restored, path[3], rtol=1e-5, atol=1e-6)
     moments = jax.tree.leaves(continued.state.optimizer)

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import AxisType
 
 import constrainx as cx
 
@@ -19,6 +20,7 @@ from .problems import (
     X,
     Y,
     arrays,
+    assert_same_state,
     by_hand,
     countdown,
     counter,
@@ -430,3 +432,27 @@ def test_a_violation_can_be_monitored_by_its_unique_name():
             monitor=cx.Monitor(metric="violation/unit-norm-3"),
             evaluation=ones(),
         )
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_a_trainer_inside_of_the_callers_mesh_uses_its_own(kind):
+    alone = trainer(constraints=[unit_hidden()], devices=2)
+    alone.fit()
+    mesh = jax.make_mesh((4,), ("mine",), axis_types=(kind,))
+    with jax.set_mesh(mesh):
+        inside = trainer(constraints=[unit_hidden()], devices=2, evaluation=arrays())
+        inside.fit()
+    assert_same_state(inside.state, alone.state)
+
+
+def test_a_random_key_in_a_plain_variable_is_refused_in_a_sentence():
+    model = Net()
+    model.noise = nnx.Variable(jax.random.key(0))
+    with pytest.raises(TypeError, match=r"random key in .*noise.*nnx.Rngs"):
+        trainer(model=model)
+
+
+def test_a_model_may_have_constraints_of_its_own():
+    model = Net()
+    model.constraints = "none of ours"
+    assert trainer(model=model, constraints=[unit_hidden()]).constraint_names == ("unit-norm",)
