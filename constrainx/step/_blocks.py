@@ -58,6 +58,7 @@ def combine(block: Block, weights: Float[Array, " rows"]) -> Array | None:
     """This parameter's part of Jᵀλ, or None if it has none."""
     if isinstance(block, Absent):
         return None
+    weights = _widen(weights)
     if isinstance(block, Stored):
         if len(block.gradients) == 1:
             return weights[0] * block.gradients[0]
@@ -124,7 +125,8 @@ def _correlate_mixed(
 
 
 def _scale(gradients: Float[Array, "rows ..."], metric: Array | None) -> Float[Array, "rows ..."]:
-    return gradients if metric is None else gradients * metric
+    # Before the product, which bfloat16 would round.
+    return gradients if metric is None else _widen(gradients) * metric
 
 
 def _contract(

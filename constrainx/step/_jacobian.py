@@ -209,16 +209,12 @@ def rows_of_slices(
     closed = jax.make_jaxpr(lambda p, s: function(jax.tree.unflatten(tree, p), s))(leaves, one)
     live = find_live_inputs(closed)[: len(leaves)]
     rows = jax.tree.leaves(slices)[0].shape[0]
-    equations = closed.jaxpr.eqns
     taps = find_taps(closed.jaxpr, closed.jaxpr.invars[: len(leaves)])
     taps = {
         index: found
         for index, found in taps.items()
         if live[index]
-        and (
-            is_convolution(equations[found[0].equation])
-            or is_worth_factoring(found, leaves[index], rows)
-        )
+        and (is_convolution(found[0].equation) or is_worth_factoring(found, leaves[index], rows))
     }
     tapped = [tap for found in taps.values() for tap in found]
     is_plain = [live[index] and index not in taps for index in range(len(leaves))]
@@ -229,24 +225,21 @@ def rows_of_slices(
     ) -> tuple[Array, list[Array]]:
         rest = iter(plain)
         values = [next(rest) if is_plain[i] else leaf for i, leaf in enumerate(leaves)]
-        inject = {tap.equation: value for tap, value in zip(tapped, injected, strict=True)}
-        activations: dict[int, Array] = {}
-        (result,) = run_with_taps(
-            closed.jaxpr, closed.consts, [*values, *jax.tree.leaves(piece)], inject, activations
-        )
-        return result, [activations[tap.equation] for tap in tapped]
+        inject = {tap.path: value for tap, value in zip(tapped, injected, strict=True)}
+        (result,), activations = run_with_taps(closed, [*values, *jax.tree.leaves(piece)], inject)
+        return result, [activations[tap.path] for tap in tapped]
 
-    zeros = [jnp.zeros(tap.shape, tap.dtype) for tap in tapped]
+    zeros = [jnp.zeros(tap.output.shape, tap.output.dtype) for tap in tapped]
     pull = jax.value_and_grad(with_taps, argnums=(0, 1), has_aux=True)
     (values, activations), (gradients, signals) = jax.vmap(pull, in_axes=(None, None, 0))(
         plain, zeros, slices
     )
-    factors = {tap.equation: (a, s) for tap, a, s in zip(tapped, activations, signals, strict=True)}
+    factors = {tap.path: (a, s) for tap, a, s in zip(tapped, activations, signals, strict=True)}
     rest = iter(gradients)
     blocks: list[Block] = []
     for index in range(len(leaves)):
         if index in taps:
-            layers = [(equations[t.equation], *factors[t.equation]) for t in taps[index]]
+            layers = [(tap.equation, *factors[tap.path]) for tap in taps[index]]
             blocks.append(_tapped_block(layers))
         else:
             blocks.append(Stored(next(rest)) if is_plain[index] else Absent())

@@ -3,57 +3,149 @@
 A tap is a layer whose kernel is a parameter and is used for nothing else. With the layer's input,
 the activation, and the gradient with respect to its output, the signal, the kernel's gradient is
 known without a backward pass of its own.
+
+The walk goes into functions that `jax.jit` or `jax.checkpoint` has wrapped. Any other use of a
+parameter, known or not, spoils it: its gradients are then stored as JAX has them.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jaxtyping import Array
+
+# The number of an equation, after those of the equations that wrap it.
+Path: TypeAlias = tuple[int, ...]
 
 
 class Tap(NamedTuple):
-    """A layer found in the jaxpr: the index of its equation, and its output."""
+    """A layer found in the jaxpr: where, and its equation."""
 
-    equation: int
-    shape: tuple[int, ...]
+    path: Path
+    equation: jex.JaxprEqn
+
+    @property
+    def output(self) -> Any:
+        """The shape and dtype of what the layer gives."""
+        return self.equation.outvars[0].aval
+
+
+class _Kernel(NamedTuple):
+    """A variable that holds a parameter: which, and the dtype that it has as a parameter."""
+
+    parameter: int
     dtype: Any
+
+
+class _Uses(NamedTuple):
+    """What a walk has found: the layers of each parameter, and those with another use."""
+
+    taps: dict[int, list[Tap]]
+    spoilt: set[int]
 
 
 def find_taps(jaxpr: jex.Jaxpr, parameters: Sequence[Any]) -> dict[int, list[Tap]]:
     """The dense layers or convolutions of each parameter that is their kernel and nothing else."""
-    alias = {var: index for index, var in enumerate(parameters)}
-    found: dict[int, list[Tap]] = {index: [] for index in range(len(parameters))}
-    spoilt: set[int] = set()
+    uses = _Uses({index: [] for index in range(len(parameters))}, set())
+    kernels = [_Kernel(index, variable.aval.dtype) for index, variable in enumerate(parameters)]
+    results = _walk(jaxpr, dict(zip(parameters, kernels, strict=True)), (), uses)
+    spoilt = uses.spoilt | {kernel.parameter for kernel in results if kernel is not None}
+    return {index: taps for index, taps in uses.taps.items() if taps and index not in spoilt}
+
+
+def _walk(
+    jaxpr: jex.Jaxpr, kernels: dict[Any, _Kernel], path: Path, uses: _Uses
+) -> list[_Kernel | None]:
+    """Adds to the uses; returns which parameter each output of the jaxpr is, if it is one."""
+
+    def find(atom: Any) -> _Kernel | None:
+        return None if isinstance(atom, jex.Literal) else kernels.get(atom)
+
     for number, equation in enumerate(jaxpr.eqns):
-        touched = [alias.get(a) for a in equation.invars if not isinstance(a, jex.Literal)]
-        indices = {index for index in touched if index is not None}
-        if not indices:
+        operands = [find(atom) for atom in equation.invars]
+        touched = [kernel for kernel in operands if kernel is not None]
+        if not touched:
             continue
-        if equation.primitive.name == "convert_element_type":
-            alias[equation.outvars[0]] = indices.pop()
-        elif _is_layer(equation) and alias.get(equation.invars[0]) is None:
-            output: Any = equation.outvars[0].aval
-            found[indices.pop()].append(Tap(number, output.shape, output.dtype))
+        here = (*path, number)
+        inner = _wrapped(equation)
+        if inner is not None:
+            passed = zip(inner.jaxpr.invars, operands, strict=True)
+            named = {variable: kernel for variable, kernel in passed if kernel is not None}
+            results = _walk(inner.jaxpr, named, here, uses)
+            # NNX hands the parameters of a module out again, and reads them there from then on.
+            outputs = zip(equation.outvars, results, strict=True)
+            kernels.update((variable, kernel) for variable, kernel in outputs if kernel is not None)
+        elif _is_harmless_cast(equation, touched[0]):
+            kernels[equation.outvars[0]] = touched[0]
+        elif _is_layer(equation) and operands[0] is None:
+            uses.taps[touched[0].parameter].append(Tap(here, equation))
         else:
-            spoilt |= indices
-    spoilt |= {alias[a] for a in jaxpr.outvars if not isinstance(a, jex.Literal) and a in alias}
-    return {index: taps for index, taps in found.items() if taps and index not in spoilt}
+            uses.spoilt.update(kernel.parameter for kernel in touched)
+    return [find(atom) for atom in jaxpr.outvars]
+
+
+def _wrapped(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+    """The function inside of an equation that can be run in its place, or None."""
+    name, parameters = equation.primitive.name, equation.params
+    if name in ("jit", "pjit"):
+        # In the open, nothing would hold its arrays to the shardings that it was given.
+        shardings = [*parameters["in_shardings"], *parameters["out_shardings"]]
+        if any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings):
+            return None
+        return parameters["jaxpr"]
+    # One that goes by the numbers of its arguments would not know those that a tap adds.
+    if (
+        _is_checkpoint(equation)
+        and not parameters["differentiated"]
+        and isinstance(parameters["prevent_cse"], bool)
+    ):
+        return jex.ClosedJaxpr(parameters["jaxpr"], ())
+    return None
+
+
+def _is_checkpoint(equation: jex.JaxprEqn) -> bool:
+    return equation.primitive.name in ("remat2", "remat", "checkpoint")
+
+
+def _is_harmless_cast(equation: jex.JaxprEqn, kernel: _Kernel) -> bool:
+    """Whether the gradient goes through a cast as it is, up to the rounding of its last use.
+
+    That is so for a single cast between real numbers, as layers have it that compute in another
+    precision than that of their parameters. It is not for integers, which stop the gradient, nor
+    for complex numbers, of whose gradient the real part is taken. After a second cast JAX has
+    rounded the gradient to a precision that neither the layer nor the parameter has.
+    """
+    if equation.primitive.name != "convert_element_type":
+        return False
+    source: Any = equation.invars[0].aval
+    target: Any = equation.outvars[0].aval
+    first = source.dtype == kernel.dtype or source.dtype == target.dtype
+    return first and _is_real(source.dtype) and _is_real(target.dtype)
+
+
+def _is_real(dtype: Any) -> bool:
+    """Whether it is one of the real types that JAX promotes to float32 and beyond by itself."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 16
 
 
 def _is_layer(equation: jex.JaxprEqn) -> bool:
+    if not (is_convolution(equation) or equation.primitive.name == "dot_general"):
+        return False
+    arrays: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
+    # With an empty axis there is nothing to save, and no token to divide by.
+    if not all(_is_real(array.dtype) and 0 not in array.shape for array in arrays):
+        return False
+    left, right, _ = arrays
     if is_convolution(equation):
         groups = equation.params["feature_group_count"], equation.params["batch_group_count"]
-        return groups == (1, 1) and set(equation.params["lhs_dilation"]) == {1}
-    if equation.primitive.name != "dot_general":
-        return False
-    left: Any = equation.invars[0].aval
-    right: Any = equation.invars[1].aval
+        dilation = equation.params["lhs_dilation"]
+        return right.ndim > 2 and groups == (1, 1) and set(dilation) == {1}
     contract, batch = equation.params["dimension_numbers"]
     plain = contract == ((left.ndim - 1,), (0,)) and batch == ((), ())
     return plain and right.ndim == 2
@@ -66,7 +158,7 @@ def is_convolution(equation: jex.JaxprEqn) -> bool:
 def is_worth_factoring(taps: Sequence[Tap], kernel: Array, rows: int) -> bool:
     """Whether inner products of tokens are less work than those of stored gradients."""
     inputs, outputs = kernel.shape
-    tokens = sum(count_entries(tap.shape) // outputs for tap in taps)
+    tokens = sum(count_entries(tap.output.shape) // outputs for tap in taps)
     factored = (rows * tokens) ** 2 * (inputs + outputs)
     return factored < rows * inputs * outputs * (rows + tokens)
 
@@ -76,30 +168,56 @@ def count_entries(shape: Sequence[int]) -> int:
 
 
 def run_with_taps(
-    jaxpr: jex.Jaxpr,
-    constants: Sequence[Array],
-    arguments: Sequence[Array],
-    inject: dict[int, Array],
-    activations: dict[int, Array],
-) -> list[Array]:
-    """Runs the jaxpr, adds what is injected to tapped layers, and notes down their inputs."""
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    closed: jex.ClosedJaxpr, arguments: Sequence[Array], inject: dict[Path, Array]
+) -> tuple[list[Array], dict[Path, Array]]:
+    """Runs the jaxpr, and adds what is injected to the outputs of tapped layers.
+
+    The kernels of these layers must not be differentiated with respect to: what their gradients
+    would be is known from activations and signals.
+
+    Args:
+        closed: the jaxpr.
+        arguments: its inputs.
+        inject: for each tapped layer, an array like its output.
+
+    Returns:
+        The outputs, and the activations of the tapped layers.
+    """
+    jaxpr = closed.jaxpr
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
+    activations: dict[Path, Array] = {}
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
     for number, equation in enumerate(jaxpr.eqns):
         inputs = [read(atom) for atom in equation.invars]
-        if number in inject:
-            activations[number] = inputs[0]
-            # What the kernel's gradient would be is known from activation and signal.
-            inputs[1] = jax.lax.stop_gradient(inputs[1])
-        outputs = _run_equation(jaxpr, equation, inputs)
-        if number in inject:
-            outputs = [outputs[0] + inject[number]]
+        inside = {path[1:]: value for path, value in inject.items() if path[0] == number}
+        if () in inside:
+            activations[(number,)] = inputs[0]
+            (output,) = _run_equation(jaxpr, equation, inputs)
+            outputs = [output + inside[()]]
+        elif inside:
+            outputs, noted = _run_wrapped(equation, inputs, inside)
+            activations.update({(number, *path): value for path, value in noted.items()})
+        else:
+            outputs = _run_equation(jaxpr, equation, inputs)
         values.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return [read(atom) for atom in jaxpr.outvars], activations
+
+
+def _run_wrapped(
+    equation: jex.JaxprEqn, inputs: Sequence[Array], inject: dict[Path, Array]
+) -> tuple[list[Array], dict[Path, Array]]:
+    inner = _wrapped(equation)
+    assert inner is not None
+    run: Callable[..., Any] = functools.partial(run_with_taps, inner)
+    if _is_checkpoint(equation):
+        # The activations are kept, as factors. All else is still recomputed, as was asked.
+        settings = {name: equation.params[name] for name in ("prevent_cse", "policy")}
+        run = jax.checkpoint(run, **settings)
+    return run(inputs, inject)
 
 
 def _run_equation(jaxpr: jex.Jaxpr, equation: jex.JaxprEqn, inputs: Sequence[Array]) -> list[Array]:
