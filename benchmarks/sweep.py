@@ -12,8 +12,11 @@ from constrainx.recipes.o3_inertia import O3Inertia
 
 BASELINES: dict[str, dict[str, Any]] = {
     "augmentation": {"method": "augmentation"},
-    **{f"penalty {w}": {"method": "penalty", "weight": w} for w in (0.003, 0.01, 0.03, 0.1)},
-    **{f"Lagrangian {w}": {"method": "lagrangian", "weight": w} for w in (3e-6, 1e-5, 3e-5)},
+    **{f"penalty {w}": {"method": "penalty", "weight": w} for w in (0.384, 1.28, 3.84, 12.8)},
+    **{
+        f"Lagrangian {w}": {"method": "lagrangian", "weight": w}
+        for w in (0.000384, 0.00128, 0.00384)
+    },
     "paper, 9 means": {"method": "paper"},
 }
 

@@ -44,7 +44,7 @@ class InvariantDigits(Recipe):
         constrained_by: how the constraint acts.
         rows: of the constraint; each is the norm over batch / rows images.
         gamma: how strongly steps pull towards the constraint; multiplied by the learning rate.
-        weight: of the penalty.
+        weight: of the penalty, which takes the mean over the rows.
         tests: the number of test images.
     """
 
@@ -68,7 +68,7 @@ class InvariantDigits(Recipe):
     constrained_by: MethodName = "none"
     rows: int = 32
     gamma: float = 0.2
-    weight: float = 0.1
+    weight: float = 3.2
     tests: int = 500
 
     def trainer(self, **options: Any) -> Trainer:

@@ -61,7 +61,7 @@ class O3Inertia(Recipe):
         fresh: whether to draw new points for the constraint in each step, since it needs no labels,
             instead of using those of the batch.
         gamma: how strongly steps pull towards the constraint; multiplied by the learning rate.
-        weight: of the penalty or the Lagrangian.
+        weight: of the penalty or the Lagrangian, which take means over the rows.
         longer: multiplies the epochs, to give a method as much time as "nullspace" takes.
     """
 
@@ -72,9 +72,9 @@ class O3Inertia(Recipe):
         "plain": {"augmentation": False},
         "augmentation": {},
         "augmentation-longer": {"longer": 4.0},
-        "penalty": {"constrained_by": "penalty", "weight": 0.01, "longer": 1.6},
-        "penalty-strong": {"constrained_by": "penalty", "weight": 0.03, "longer": 1.6},
-        "lagrangian": {"constrained_by": "lagrangian", "weight": 1e-5, "longer": 1.6},
+        "penalty": {"constrained_by": "penalty", "weight": 1.28, "longer": 1.6},
+        "penalty-strong": {"constrained_by": "penalty", "weight": 3.84, "longer": 1.6},
+        "lagrangian": {"constrained_by": "lagrangian", "weight": 1.28e-3, "longer": 1.6},
     }
     sizes: ClassVar = {
         "smoke": {"epochs": 2, "examples": 256, "tests": 100, "width": 16, "batch": 32, "rows": 8}
@@ -94,7 +94,7 @@ class O3Inertia(Recipe):
     rows: int = 128
     fresh: bool = True
     gamma: float = 10.0
-    weight: float = 0.01
+    weight: float = 1.28
     longer: float = 1.0
 
     def trainer(self, **options: Any) -> Trainer:

@@ -62,14 +62,14 @@ class PeriodicRegression(Recipe):
         gamma: how strongly steps pull towards the constraint; multiplied by the learning rate.
         start: the first step in which the constraint acts. A constant is periodic as well, so the
             network fits the data first.
-        weight: of the penalty.
+        weight: of the penalty, which takes the mean over the rows.
     """
 
     name: ClassVar[str] = "periodic-regression"
     methods: ClassVar = {
         "nullspace": {"constrained_by": "nullspace"},
         "plain": {},
-        "penalty": {"constrained_by": "penalty", "weight": 1.0},
+        "penalty": {"constrained_by": "penalty", "weight": 8.0},
     }
     sizes: ClassVar = {"smoke": {"steps": 20, "examples": 32, "width": 8, "start": 5}}
     figures: ClassVar = {"error": "error over 3 periods", "violation/periodic": "violation"}
@@ -82,7 +82,7 @@ class PeriodicRegression(Recipe):
     rows: int = 8
     gamma: float = 1.0
     start: int = 500
-    weight: float = 1.0
+    weight: float = 8.0
     log_every: int = 200
 
     def trainer(self, **options: Any) -> Trainer:

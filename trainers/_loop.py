@@ -22,6 +22,7 @@ from constrainx.step import contradictions
 from constrainx.trainers._program import OnNonFinite, Totals
 from constrainx.trainers._settings import Monitor, OnSaveError
 from constrainx.trainers._state import Progress, State
+from constrainx.trainers._watch import Watch
 
 # Steps that may wait for the device. It always has work, and memory for batches stays bounded.
 AHEAD = 8
@@ -88,6 +89,7 @@ class Loop:
         take_step: Callable[[State, Totals, PyTree], tuple[State, Totals, jax.Array]],
         start_totals: Callable[[PyTree], Totals],
         causes: Sequence[str],
+        watch: Watch,
         evaluate: Callable[[], dict[str, float]] | None,
         listeners: Sequence[Callback],
         checkpoints: Checkpoints | None,
@@ -101,6 +103,7 @@ class Loop:
             take_step: the compiled step.
             start_totals: a batch on the devices ↦ the sums of all metrics, at zero.
             causes: what may turn out not to be finite, in the order of `Health.cause`.
+            watch: looks at what is logged, for signs that the run goes wrong.
             evaluate: measures the current state, or None.
             listeners: who is told.
             checkpoints: where to save, or None.
@@ -108,7 +111,7 @@ class Loop:
         """
         self._progress, self._schedule = progress, schedule
         self._take_step, self._start_totals, self._causes = take_step, start_totals, causes
-        self._measure = evaluate
+        self._watch, self._measure = watch, evaluate
         self._listeners, self._checkpoints, self._about = listeners, checkpoints, about
         self._step = progress.step
         self._evaluated: dict[str, float] = {}
@@ -204,12 +207,16 @@ class Loop:
     def _read_totals(self, totals: Any, clock: float, steps: int) -> dict[str, float]:
         """Means since the last log. Here, and only here, the host waits for the device."""
         sums = {name: float(value) for name, value in jax.device_get(totals).items()}
-        taken = max(sums.pop("steps"), 1.0)
-        figures = {name: value / taken for name, value in sums.items()}
+        taken = sums.pop("steps")
+        figures = {name: value / max(taken, 1.0) for name, value in sums.items()}
         elapsed = time.perf_counter() - clock
         if steps:
             figures["steps_per_second"] = steps / elapsed
             figures["data_wait"] = self._waited / elapsed
+        if taken:
+            # Before a step that was not finite ends the run: this may be why.
+            for sentence in self._watch.look(self._step, figures):
+                self.tell(sentence)
         self._check_health()
         self._name_contradictions()
         return figures

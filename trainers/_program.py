@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints import Composed, reseed_streams
 from constrainx.errors import ArgumentError, ArgumentTypeError
-from constrainx.runtime import constraint_metric
+from constrainx.runtime import REMOVED, constraint_metric
 from constrainx.step import ConstrainedState, reports
 from constrainx.trainers._state import Health, State, split_model, start_healthy
 
@@ -116,6 +116,8 @@ class Program:
             lambda new, old: jnp.where(is_good, new, old).astype(old.dtype), new, state
         )
         metrics = {"loss": loss, "update_norm": update_norm, **metrics, **_figures(found)}
+        if self.constraints is not None:
+            metrics[REMOVED] = constraints.removed
         # A step that is skipped counts. One that ends the run does not.
         counts = jnp.ones((), bool) if self.on_nonfinite == "skip" else is_good
         return (

@@ -48,6 +48,7 @@ from constrainx.trainers._settings import (
     check_count,
 )
 from constrainx.trainers._state import Progress, State, split_model, start_healthy
+from constrainx.trainers._watch import Watch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,6 +291,7 @@ class Trainer:
                 take_step=self._compiled,
                 start_totals=self._start_totals,
                 causes=self._program.causes,
+                watch=Watch(self._program.constraints, as_method(self.method)),
                 evaluate=self._evaluator(limit=1 if fast_dev_run else None),
                 listeners=listeners,
                 checkpoints=checkpoints,

@@ -19,6 +19,8 @@ from constrainx.constraints._equivariance import Invariance as Invariance
 from constrainx.constraints._inequality import AtMost as AtMost
 from constrainx.constraints._jacobian_symmetry import JacobianSymmetry as JacobianSymmetry
 from constrainx.constraints._mask_budget import MaskBudget as MaskBudget
+from constrainx.constraints._numbers import as_gamma as as_gamma
+from constrainx.constraints._numbers import as_number as as_number
 from constrainx.constraints._view import reseed_streams as reseed_streams
 from constrainx.constraints._weights import Orthogonality as Orthogonality
 from constrainx.constraints._weights import UnitNorm as UnitNorm

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints._attach import Attached, at_path, constraints_of
 from constrainx.constraints._constraint import Constraint, Placement
+from constrainx.constraints._numbers import as_gamma
 from constrainx.constraints._view import check_current, flatten_state, list_paths, view_model
 from constrainx.constraints.reductions import Rows, flatten, slices_of
 from constrainx.errors import ArgumentError, ArgumentTypeError
@@ -144,7 +145,8 @@ def compose(
         *constraints: models with attached constraints, constraints, or plain functions
             ``c(parameters)``, which may also take ``batch`` and ``key`` by these names.
         model: the model that the constraints are about, if they are not attached.
-        gamma: overrides the γ of all of them; plain functions have 0.1 otherwise.
+        gamma: overrides the γ of all of them, a finite number of at least 0 or an Optax schedule;
+            plain functions have 0.1 otherwise.
     """
     members: list[Member] = []
     for item in constraints:
@@ -155,6 +157,7 @@ def compose(
             "attached with `cx.attach(model, ...)`."
         )
     if gamma is not None:
+        gamma = as_gamma(gamma, argument="gamma=...")
         members = [dataclasses.replace(member, gamma=gamma) for member in members]
     return Composed(tuple(_with_unique_names(members)))
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
-from constrainx.constraints._numbers import as_count, as_number
+from constrainx.constraints._numbers import as_count, as_gamma, as_number
 from constrainx.constraints._reduce import NamedReduction, as_reduction
 from constrainx.constraints.reductions import Reduction, flatten, root_mean_square
 from constrainx.errors import check_choice
@@ -67,15 +67,12 @@ class Constraint:
         owner = type(self).__name__
         as_reduction(self.reduce, owner=owner, kind=self.kind)
         # Plain Python numbers, because a constraint must have a hash and arrays have none.
-        numbers: dict[str, float] = {
+        numbers: dict[str, Any] = {
+            "gamma": as_gamma(self.gamma, argument=f"{owner}(gamma=...)"),
             "tolerance": as_number(self.tolerance, argument=f"{owner}(tolerance=...)", least=0),
             "start": as_count(self.start, argument=f"{owner}(start=...)", least=0),
             "every": as_count(self.every, argument=f"{owner}(every=...)"),
         }
-        if not callable(self.gamma):
-            fix = "It may also be an Optax schedule."
-            argument = f"{owner}(gamma=...)"
-            numbers["gamma"] = as_number(self.gamma, argument=argument, least=0, fix=fix)
         if self.examples is not None:
             fix = "Use None for the whole batch."
             argument = f"{owner}(examples=...)"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
 from constrainx.errors import ArgumentError
+
+Schedule: TypeAlias = Callable[[Any], Any]
 
 
 def as_count(value: Any, *, argument: str, least: int = 1, fix: str = "") -> int:
@@ -56,6 +59,22 @@ def as_number(value: Any, *, argument: str, least: float = -math.inf, fix: str =
             f"`{argument}` must be a finite number{bound}, got {value!r}.{fix and ' ' + fix}"
         )
     return number
+
+
+def as_gamma(value: Any, *, argument: str) -> float | Schedule:
+    """Returns γ, a finite number of at least 0 or a schedule, or raises an error.
+
+    >>> as_gamma(np.float32(0.5), argument="UnitNorm(gamma=...)")
+    0.5
+
+    Args:
+        value: a number, or a function of the step.
+        argument: its name, as the user knows it.
+    """
+    if callable(value):
+        return value
+    fix = "It may also be an Optax schedule."
+    return as_number(value, argument=argument, least=0, fix=fix)
 
 
 def _to_float(value: Any) -> float | None:

@@ -10,6 +10,7 @@ from constrainx.runtime._distributed import DistributedError as DistributedError
 from constrainx.runtime._distributed import join as join
 from constrainx.runtime._distributed import supervise as supervise
 from constrainx.runtime._json_lines import JsonLines as JsonLines
+from constrainx.runtime._metric_names import REMOVED as REMOVED
 from constrainx.runtime._metric_names import constraint_metric as constraint_metric
 from constrainx.runtime._metric_names import parse_constraint_metric as parse_constraint_metric
 from constrainx.runtime._metric_names import parse_violation_metric as parse_violation_metric

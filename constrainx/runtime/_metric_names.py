@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from constrainx.errors import ArgumentError
 
+# The share of the gradient's squared norm that the constraints have projected out.
+REMOVED = "constraints/removed"
 _FIGURE = "constraints/"
 _VIOLATION = "violation/"
 

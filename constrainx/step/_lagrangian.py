@@ -8,27 +8,47 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from constrainx.constraints import Composed, Member
-from constrainx.step._method import Optimize, Point, Taken, report_rows
-from constrainx.step._penalty import check_weight
+from constrainx.constraints import Composed, Member, as_number
+from constrainx.step._method import Optimize, Point, Taken, average, report_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Lagrangian:
-    """Adds the gradient of λᵀc + weight/2 ‖c‖², and moves λ by weight · c after each step.
+    """Descends on the augmented Lagrangian, and moves its multipliers after each step.
+
+    For constraints j with rows c_j and multipliers λ_j, the gradient that goes into the optimizer
+    is that of
+
+        f + Σ_j mean(λ_j c_j) + weight/2 mean(c_j²),    and then    λ_j ← λ_j + rate · c_j.
 
     There is a multiplier for each row where the rows are known at the start, that is for functions
     of the parameters alone. Rows that come from a batch are other rows in the next step; all rows
-    of such a constraint share one multiplier.
+    of such a constraint share one multiplier, λ_j mean(c_j), which moves by rate · mean(c_j).
+
+    Means make weight and rate independent of the number of rows n, and so are the steps of the
+    classical method of multipliers, rate = weight: in sums, both its weight and its step are
+    weight/n. Where this comes to rest, ∇f + 1/n Σ_i λ_i ∇c_i = 0. The multipliers of the problem
+    min f subject to c = 0, with ∇f + Σ_i μ_i ∇c_i = 0, are therefore μ = λ/n, for a multiplier that
+    is shared as well. A constraint of one row has μ = λ.
+
+    For inequalities, the row's force λ + weight · c and the new λ are cut off at zero.
 
     Attributes:
-        weight: of the quadratic term, and the step size of the multipliers.
+        weight: of the quadratic term, a finite number of at least 0.
+        rate: the step size of the multipliers, a finite number of at least 0; None stands for the
+            weight.
     """
 
     weight: float = 1.0
+    rate: float | None = None
 
     def __post_init__(self) -> None:
-        check_weight(self.weight, owner="Lagrangian")
+        weight = as_number(self.weight, argument="Lagrangian(weight=...)", least=0)
+        object.__setattr__(self, "weight", weight)
+        if self.rate is not None:
+            fix = "None stands for the weight."
+            rate = as_number(self.rate, argument="Lagrangian(rate=...)", least=0, fix=fix)
+            object.__setattr__(self, "rate", rate)
 
     def init(self, constraints: Composed, parameters: PyTree) -> dict[str, Array]:
         """Multipliers at zero, by constraint."""
@@ -42,31 +62,33 @@ class Lagrangian:
         multipliers: dict[str, Array],
     ) -> Taken:
         """One step of the optimizer on the augmented Lagrangian, and one of the multipliers."""
-        weight = self.weight
 
         def value(parameters: PyTree) -> tuple[Float[Array, ""], dict[str, Array]]:
             rows = point.rows(parameters)
             total = jnp.zeros(())
             for member in point.constraints:
                 row = jnp.where(member.acts_at(point.step), rows[member.name], 0)
-                multiplier = multipliers[member.name]
-                if member.kind == "inequality":
-                    # The classical form, (max(0, λ + w c)² − λ²) / 2w.
-                    shifted = jnp.maximum(multiplier + weight * row, 0)
-                    total += jnp.sum(jnp.square(shifted) - jnp.square(multiplier)) / (2 * weight)
-                else:
-                    total += jnp.sum(multiplier * row) + 0.5 * weight * jnp.sum(jnp.square(row))
+                force = _cut(member, multipliers[member.name] + self.weight * row)
+                # Its gradient is that of λ c + weight/2 c², and for inequalities that of the
+                # classical (max(0, λ + weight c)² − λ²) / 2 weight, without a division by zero.
+                total += average(jax.lax.stop_gradient(force) * row)
             return total, rows
 
         extra, rows = jax.grad(value, has_aux=True)(point.parameters)
+        rate = self.weight if self.rate is None else self.rate
         moved = {}
         for member in point.constraints:
             old = multipliers[member.name]
             row = jnp.where(member.acts_at(point.step), rows[member.name], 0)
-            new = old + weight * (row if old.shape == row.shape else jnp.mean(row))
-            moved[member.name] = jnp.maximum(new, 0) if member.kind == "inequality" else new
+            step = row if old.shape == row.shape else average(row)
+            moved[member.name] = _cut(member, old + rate * step)
         update, optimizer = optimize(jax.tree.map(jnp.add, gradients, extra))
         return Taken(update, optimizer, report_rows(point, rows), moved)
+
+
+def _cut(member: Member, force: Array) -> Array:
+    """An inequality pushes one way alone."""
+    return jnp.maximum(force, 0) if member.kind == "inequality" else force
 
 
 def _shape_at_start(member: Member, parameters: PyTree) -> tuple[int, ...]:

@@ -56,12 +56,15 @@ class Taken(NamedTuple):
         optimizer: the new state of the optimizer.
         reports: how the constraints fared, by name.
         multipliers: what the method remembers from now on.
+        removed: the share of the gradient's squared norm that was projected out before it went
+            into the optimizer; zero for a method that does no such thing.
     """
 
     update: PyTree
     optimizer: optax.OptState
     reports: dict[str, Report]
     multipliers: PyTree = ()
+    removed: Float[Array, ""] | float = 0.0
 
 
 @runtime_checkable
@@ -114,6 +117,11 @@ class Method(Protocol):
 def measure_excess(member: Member, rows: Float[Array, " rows"]) -> Float[Array, " rows"]:
     """What there is of a violation: an inequality that holds has none."""
     return jnp.maximum(rows, 0) if member.kind == "inequality" else rows
+
+
+def average(rows: Float[Array, " rows"]) -> Float[Array, ""]:
+    """The mean of rows, and zero if there are none."""
+    return jnp.sum(rows) / max(rows.size, 1)
 
 
 def report_rows(point: Point, rows: dict[str, Float[Array, " rows"]]) -> dict[str, Report]:

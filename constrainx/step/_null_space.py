@@ -23,7 +23,7 @@ from constrainx.step._linearise import (
 )
 from constrainx.step._method import Optimize, Point, Taken
 from constrainx.step._project import correct_stage, report_corrections
-from constrainx.step._rows import Layout, Stage
+from constrainx.step._rows import Layout, Stage, check_overshoot
 from constrainx.step._system import Correction
 
 Metric: TypeAlias = Literal["identity", "optimizer"]
@@ -38,7 +38,7 @@ class NullSpace:
 
     - "gradient": g ← g − J⁺(J g − γ c) goes into the optimizer, as in the paper. An optimizer that
       scales by coordinate, such as Adam, leaves the null space again after it. The learning rate
-      multiplies γ.
+      multiplies γ, which may be any number of at least 0.
     - "update": u ← u − J⁺(J u + γ c) comes out of the optimizer, and J u = −γ c holds exactly.
     - "twice": g ← g − J⁺J g goes in, u ← u − J⁺(J u + γ c) comes out, with one Jacobian for both.
 
@@ -64,6 +64,13 @@ class NullSpace:
                 f"placement={self.placement!r}: leave one of them out."
             )
 
+    def check(self, constraints: Composed) -> None:
+        """Raises for a γ that is too large, where it is known already what will be projected."""
+        for member in constraints:
+            placement = self._place_by_choice(member)
+            if placement is not None:
+                check_overshoot(member, placement)
+
     def init(self, constraints: Composed, parameters: PyTree) -> PyTree:
         """Nothing to remember."""
         del constraints, parameters
@@ -78,13 +85,17 @@ class NullSpace:
             member.name: self._place(member, found)
             for member, found in zip(point.constraints, traced, strict=True)
         }
+        for member in point.constraints:
+            check_overshoot(member, places[member.name])
         layout = Layout(point.constraints, tuple(found.rows for found in traced), places)
         system = linearise(point, self.solver, layout.counts)
         corrections: dict[Stage, Correction] = {}
+        removed = jnp.zeros(())
         if layout.has("gradient"):
             descent = jax.tree.map(jnp.negative, gradients)
             reach = _measure_reach(gradients, optimize) if layout.foresees else None
             found = correct_stage(descent, point, layout, system, stage="gradient", reach=reach)
+            removed = _measure_removed(descent, found.vector)
             gradients = jax.tree.map(jnp.negative, found.vector)
             corrections["gradient"] = found
         update, optimizer = optimize(gradients)
@@ -95,12 +106,26 @@ class NullSpace:
             found = correct_stage(update, point, layout, system, stage="update", metric=metric)
             update = found.vector
             corrections["update"] = found
-        return Taken(update, optimizer, report_corrections(layout, corrections), multipliers)
+        reports = report_corrections(layout, corrections)
+        return Taken(update, optimizer, reports, multipliers, removed)
 
     def _place(self, member: Member, traced: Traced) -> Placement:
-        if self.metric == "optimizer":
-            return "update"
-        return self.placement or place_rows(member, traced)
+        return self._place_by_choice(member) or place_rows(member, traced)
+
+    def _place_by_choice(self, member: Member) -> Placement | None:
+        """Where a constraint is projected, if that does not depend on what its rows are."""
+        return "update" if self.metric == "optimizer" else self.placement or member.placement
+
+
+def _measure_removed(before: PyTree, after: PyTree) -> Float[Array, ""]:
+    """The share of the squared norm that a projection removed.
+
+    The pull γ c that goes with the gradient of some rows adds to what is left, so this is at most
+    the part of the gradient in the span of the rows, and that part itself where c is zero.
+    """
+    length = norm(before)
+    share = norm(after) / jnp.where(length > 0, length, 1)
+    return jax.lax.stop_gradient(jnp.where(length > 0, 1 - jnp.minimum(share, 1) ** 2, 0))
 
 
 def _measure_reach(gradients: PyTree, optimize: Optimize) -> Float[Array, ""]:

@@ -11,11 +11,11 @@ import optax
 from flax import nnx
 from jaxtyping import PyTree
 
-from constrainx.constraints import Composed, Constraint, compose
+from constrainx.constraints import Composed, Constraint, as_gamma, compose
 from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from constrainx.step._lagrangian import Lagrangian
 from constrainx.step._linearise import SolverChoice
-from constrainx.step._method import Method, Point
+from constrainx.step._method import Method, Point, Taken
 from constrainx.step._null_space import NullSpace
 from constrainx.step._penalty import Penalty
 from constrainx.step._report import ConstrainedState, ConstraintState, initial_state
@@ -63,7 +63,7 @@ def nullspace(
     Args:
         constraint: a function ``c(params)``, which may also take ``batch`` and ``key``; a
             `Constraint`; a model with attached constraints; what `compose` returns; or a tuple.
-        gamma: overrides the constraints' own.
+        gamma: overrides the constraints' own; a finite number of at least 0, or a schedule.
         model: the model, for a `Constraint` that is not attached.
         solver: "auto", "gram" or a least-squares solver.
 
@@ -83,7 +83,7 @@ def nullspace(
     ) -> tuple[PyTree, ConstraintState]:
         point = _point(constraints, params, state, extra)
         taken = method.take(point, updates, lambda gradients: (gradients, None), ())
-        return taken.update, _advance(state, taken.reports, ())
+        return taken.update, _advance(state, taken)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -104,7 +104,8 @@ def constrain(
     Args:
         optimizer: any Optax optimizer.
         constraint: as in `nullspace`.
-        gamma: overrides the constraints' own.
+        gamma: overrides the constraints' own; a finite number of at least 0, or a schedule. Where
+            updates are projected, a number of at most 2, see `NullSpace`.
         model: the model, for a `Constraint` that is not attached.
         method: `NullSpace`, `Penalty`, `Lagrangian`, `Unconstrained` or a `Method` of one's own;
             "nullspace", "penalty", "lagrangian" and "none" are short for their defaults.
@@ -117,8 +118,12 @@ def constrain(
     optimizer = optax.with_extra_args_support(optimizer)
     if isinstance(chosen, Unconstrained):
         constraints = Composed(())  # nothing to measure, and nothing to report
+        if gamma is not None:
+            as_gamma(gamma, argument="gamma=...")
     else:
         constraints = _compose(constraint, model, gamma)
+    if isinstance(chosen, NullSpace):
+        chosen.check(constraints)
 
     def init(params: PyTree) -> ConstrainedState:
         remembered = chosen.init(constraints, params)
@@ -134,7 +139,7 @@ def constrain(
 
         point = _point(constraints, params, outer, extra)
         taken = chosen.take(point, updates, optimize, outer.multipliers)
-        outer = _advance(outer, taken.reports, taken.multipliers)
+        outer = _advance(outer, taken)
         return taken.update, ConstrainedState(taken.optimizer, outer)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -178,7 +183,11 @@ def _point(
     return Point(constraints, params, state.step, extra.get("batch"), key, extra.get("module"))
 
 
-def _advance(state: ConstraintState, reports: PyTree, multipliers: PyTree) -> ConstraintState:
-    """The next state; reports keep their dtypes, so that the state's type does not change."""
-    reports = jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), reports, state.reports)
-    return ConstraintState(state.step + 1, reports, multipliers)
+def _advance(state: ConstraintState, taken: Taken) -> ConstraintState:
+    """The next state; figures keep their dtypes, so that the state's type does not change."""
+    reports, removed = jax.tree.map(
+        lambda new, old: jnp.asarray(new, jnp.result_type(old)),
+        (taken.reports, taken.removed),
+        (state.reports, state.removed),
+    )
+    return ConstraintState(state.step + 1, reports, taken.multipliers, removed)

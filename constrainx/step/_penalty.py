@@ -8,26 +8,31 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from constrainx.constraints import Composed
-from constrainx.errors import ArgumentError
-from constrainx.step._method import Optimize, Point, Taken, measure_excess, report_rows
+from constrainx.constraints import Composed, as_number
+from constrainx.step._method import Optimize, Point, Taken, average, measure_excess, report_rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    """Adds the gradient of weight/2 ‖c‖² to that of the loss.
+    """Adds a quadratic penalty to the loss, by way of its gradient.
 
-    For inequalities, c is what exceeds the bound. It ends where the pull of the loss balances the
-    penalty, so c is zero there only for an infinite weight.
+    For constraints j with rows c_j, what is minimised is
+
+        f + weight/2 Σ_j mean(c_j²),
+
+    so that a weight means the same for one row and for a thousand. For inequalities, c is what
+    exceeds the bound. It ends where the pull of the loss balances the penalty, so c is zero there
+    only for an infinite weight.
 
     Attributes:
-        weight: of the penalty.
+        weight: of the penalty, a finite number of at least 0.
     """
 
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        check_weight(self.weight, owner="Penalty")
+        weight = as_number(self.weight, argument="Penalty(weight=...)", least=0)
+        object.__setattr__(self, "weight", weight)
 
     def init(self, constraints: Composed, parameters: PyTree) -> PyTree:
         """Nothing to remember."""
@@ -41,20 +46,13 @@ class Penalty:
 
         def value(parameters: PyTree) -> tuple[Float[Array, ""], dict[str, Array]]:
             rows = point.rows(parameters)
-            acting = [
-                jnp.where(member.acts_at(point.step), measure_excess(member, rows[member.name]), 0)
-                for member in point.constraints
-            ]
-            return 0.5 * self.weight * jnp.sum(jnp.square(jnp.concatenate(acting))), rows
+            total = jnp.zeros(())
+            for member in point.constraints:
+                excess = measure_excess(member, rows[member.name])
+                acting = jnp.where(member.acts_at(point.step), excess, 0)
+                total += 0.5 * self.weight * average(jnp.square(acting))
+            return total, rows
 
         extra, rows = jax.grad(value, has_aux=True)(point.parameters)
         update, optimizer = optimize(jax.tree.map(jnp.add, gradients, extra))
         return Taken(update, optimizer, report_rows(point, rows), multipliers)
-
-
-def check_weight(weight: float, *, owner: str) -> None:
-    """Raises unless the weight is a number that makes sense."""
-    if not (0 <= weight < float("inf")):
-        raise ArgumentError(
-            f"`{owner}(weight=...)` must be a number of at least 0, got {weight!r}."
-        )

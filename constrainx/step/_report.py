@@ -19,8 +19,9 @@ class Report(NamedTuple):
     Attributes:
         violation: the root mean square of its rows before the step.
         met: whether that is within its tolerance.
-        resolved: whether the step does to first order what the constraint asks for. If not, another
-            constraint contradicts it, or the solver did not converge.
+        resolved: whether the step does to first order what the constraint asks for, as exactly as
+            the solver's tolerance promises. If not, another constraint contradicts it, or the
+            solver did not converge.
         active: whether it acted in this step.
         iterations: of the least-squares solver.
         converged: whether the solver did.
@@ -42,11 +43,14 @@ class ConstraintState(NamedTuple):
         reports: how each constraint fared in the last one, by name.
         multipliers: what else the method remembers: the Lagrangian's multipliers by constraint, any
             pytree for a method of one's own, empty for most.
+        removed: the share of the gradient's squared norm that the last step projected out, see
+            `NullSpace`; zero where gradients are not projected.
     """
 
     step: Int[Array, ""]
     reports: dict[str, Report]
     multipliers: PyTree = ()
+    removed: Float[Array, ""] | float = 0.0
 
 
 class ConstrainedState(NamedTuple):
@@ -62,7 +66,7 @@ def initial_state(constraints: Composed, multipliers: PyTree = ()) -> Constraint
     report = Report(jnp.full((), jnp.nan), ~yes, yes, ~yes, zero, yes)
     # A copy for each, so that buffers can be donated.
     reports = {name: jax.tree.map(jnp.copy, report) for name in constraints.names}
-    return ConstraintState(zero, reports, multipliers)
+    return ConstraintState(zero, reports, multipliers, jnp.zeros(()))
 
 
 def reports(state: PyTree) -> dict[str, Report]:

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from constrainx.constraints import Composed, Placement
+from constrainx.constraints import Composed, Member, Placement
+from constrainx.errors import ArgumentError
 
 Stage: TypeAlias = Literal["gradient", "update"]
 # In which stages a constraint is projected, by its placement.
@@ -17,6 +18,25 @@ STAGES: Mapping[Placement, tuple[Stage, ...]] = {
     "update": ("update",),
     "twice": ("gradient", "update"),
 }
+
+
+def check_overshoot(member: Member, placement: Placement) -> None:
+    """Raises where γ would make an update overshoot by more than it corrects.
+
+    After an update with J u = −γ c the rows are (1 − γ) c to first order, and grow if γ > 2. In a
+    gradient the learning rate multiplies γ; an inequality may overshoot, for there it holds; and of
+    a schedule nothing is known before it runs.
+    """
+    gamma = member.gamma
+    if "update" not in STAGES[placement] or member.kind == "inequality" or callable(gamma):
+        return
+    if gamma > 2:
+        raise ArgumentError(
+            f"`gamma={gamma:g}` of constraint {member.name!r} must be at most 2 where updates are "
+            f"projected (placement={placement!r}): each step multiplies the violation by 1 − γ = "
+            f"{1 - gamma:g}, so it would overshoot by more than it corrects. One corrects all of "
+            'it; or use `placement="gradient"`, where the learning rate multiplies γ.'
+        )
 
 
 class Rows(NamedTuple):

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from constrainx.linalg import LSMR, Solver, lstsq, norm
+from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
 from constrainx.step._jacobian import StackedJacobian
 from constrainx.step._multipliers import find_active_rows, solve_gram
 from constrainx.step._rows import Rows
@@ -42,6 +42,8 @@ class Correction(NamedTuple):
         multipliers: λ, or None if the solver was iterative.
         iterations: of the solver.
         converged: whether it did.
+        undone: the norm of what an inexact solver left of rows that it found compatible, in the
+            units of each row.
     """
 
     vector: PyTree
@@ -51,6 +53,23 @@ class Correction(NamedTuple):
     multipliers: Float[Array, " rows"] | None
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
+    undone: Float[Array, " rows"]
+
+
+class Solved(NamedTuple):
+    """What an iterative solver found.
+
+    Attributes:
+        change: D Jᵀλ.
+        iterations: how many it took.
+        converged: whether it did.
+        undone: see `Correction`; of rows in units of their scales.
+    """
+
+    change: PyTree
+    iterations: Int[Array, ""]
+    converged: Bool[Array, ""]
+    undone: Float[Array, ""]
 
 
 class System(Protocol):
@@ -107,6 +126,7 @@ class GramSystem(NamedTuple):
             multipliers=multipliers,
             iterations=jnp.ones((), jnp.int32),
             converged=found & jnp.all(jnp.isfinite(multipliers)),
+            undone=jnp.zeros_like(before),
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
@@ -148,33 +168,35 @@ class IterativeSystem(NamedTuple):
             jnp.any(rows.inequality)
         )
         active = rows.acts & (~rows.inequality | (excess > 0))
-        change, iterations, converged = self._solve(excess, rows, active, metric)
+        solved = self._solve(excess, rows, active, metric)
         if has_inequalities:
             settled = jnp.zeros((), bool)
             for _ in range(PASSES):
                 slack = self._slack(excess)
-                left = excess - self.linear(change)
+                left = excess - self.linear(solved.change)
                 violated = rows.acts & rows.inequality & ~active & (left > slack)
-                wrong = rows.inequality & active & (self._multipliers(change, active, metric) < 0)
+                multipliers = self._multipliers(solved.change, active, metric)
+                wrong = rows.inequality & active & (multipliers < 0)
                 settled = ~jnp.any(violated | wrong)
                 new = jnp.where(jnp.any(wrong), active & ~wrong, active | violated)
-                change, more, solved = jax.lax.cond(
+                solved = jax.lax.cond(
                     settled,
-                    lambda change=change: (change, jnp.zeros((), jnp.int32), jnp.ones((), bool)),
-                    lambda new=new: self._solve(excess, rows, new, metric),
+                    lambda before=solved: before,
+                    lambda before=solved, new=new: _add_effort(
+                        self._solve(excess, rows, new, metric), before
+                    ),
                 )
                 active = jnp.where(settled, active, new)
-                iterations += more
-                converged &= solved
-            converged &= settled
+            solved = solved._replace(converged=solved.converged & settled)
         return Correction(
-            vector=_subtract(vector, change),
+            vector=_subtract(vector, solved.change),
             rows=rows,
             before=before,
-            after=before - self.linear(change),
+            after=before - self.linear(solved.change),
             multipliers=None,
-            iterations=iterations,
-            converged=converged,
+            iterations=solved.iterations,
+            converged=solved.converged,
+            undone=solved.undone * self.scales,
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
@@ -183,7 +205,7 @@ class IterativeSystem(NamedTuple):
 
     def _solve(
         self, excess: Array, rows: Rows, active: Bool[Array, " rows"], metric: PyTree | None
-    ) -> tuple[PyTree, Int[Array, ""], Bool[Array, ""]]:
+    ) -> Solved:
         weights = active.astype(excess.dtype) / self.scales
         targets = [norm(part) for part in self._split(weights * rows.target)]
         roots = None if metric is None else jax.tree.map(jnp.sqrt, metric)
@@ -199,8 +221,15 @@ class IterativeSystem(NamedTuple):
             solver=INEXACT if self.solver is None else self.solver,
             is_linear=True,
         )
-        change = self._hold(change)
-        return change, jnp.asarray(info.iterations, jnp.int32), jnp.asarray(info.converged)
+        # Rows that contradict make a solver stop for another reason, that nothing is gained by
+        # going on.
+        is_compatible = info.reason == Reason.RESIDUAL
+        return Solved(
+            change=self._hold(change),
+            iterations=jnp.asarray(info.iterations, jnp.int32),
+            converged=jnp.asarray(info.converged),
+            undone=jnp.where(is_compatible, info.residual_norm, 0).astype(excess.dtype),
+        )
 
     def _multipliers(
         self, change: PyTree, active: Bool[Array, " rows"], metric: PyTree | None
@@ -249,6 +278,15 @@ def _leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
         multipliers=multipliers,
         iterations=jnp.zeros((), jnp.int32),
         converged=jnp.array(True),
+        undone=nothing,
+    )
+
+
+def _add_effort(solved: Solved, before: Solved) -> Solved:
+    """The later of two solves, with the iterations of both."""
+    return solved._replace(
+        iterations=solved.iterations + before.iterations,
+        converged=solved.converged & before.converged,
     )
 
 

@@ -108,7 +108,7 @@ def test_the_trainer_does_what_its_title_says(name, method):
 
 
 @pytest.mark.parametrize(
-    ("method", "weight"), [("penalty", 0.01), ("penalty-strong", 0.03), ("lagrangian", 1e-5)]
+    ("method", "weight"), [("penalty", 1.28), ("penalty-strong", 3.84), ("lagrangian", 1.28e-3)]
 )
 def test_the_trainer_has_the_weight_of_its_method(method, weight):
     assert O3Inertia(method=method, size="smoke", devices=1).trainer().method.weight == weight

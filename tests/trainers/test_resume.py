@@ -231,6 +231,27 @@ def test_a_constraint_and_an_average_can_be_added_later(tmp_path):
     assert bool(second.state.constraints.reports["late"].active)
 
 
+def test_a_checkpoint_from_before_the_share_that_is_removed_was_kept(tmp_path, monkeypatch):
+    def make(**options):
+        return trainer(constraints=[unit_hidden()], run=tmp_path / "run", **options)
+
+    def by_path_as_it_was(state):
+        return {name: leaf for name, leaf in by_path(state).items() if not name.endswith("removed")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr("constrainx.runtime._checkpoint.by_path", by_path_as_it_was)
+        first = make(steps=3)
+        first.fit()
+    assert 0 < float(first.state.constraints.removed) < 1
+    second = make(steps=6)
+    assert second.restore() == 3
+    assert float(second.state.constraints.removed) == 0
+    restored = second.state.constraints._replace(removed=first.state.constraints.removed)
+    assert_same_state(second.state._replace(constraints=restored), first.state)
+    second.fit()
+    assert 0 < float(second.state.constraints.removed) < 1
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     trainer(steps=1, run=tmp_path / "run").fit()
     wider = trainer(model=Net(width=5), run=tmp_path / "run")
