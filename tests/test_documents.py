@@ -49,7 +49,8 @@ def test_names_on_the_page_about_the_architecture_exist(name):
 @pytest.mark.parametrize("package", ["", ".groups", ".representations", ".masks", ".data"])
 def test_every_public_name_is_on_the_page_about_the_api(package):
     face = pathlib.Path(pkgutil.resolve_name(f"constrainx{package}").__file__).read_text()
-    exported = set(re.findall(r"^from .* as (\w+)$", face, re.MULTILINE)) - {"Element"}  # a type alias
+    # `Element` is a type alias.
+    exported = set(re.findall(r"^from .* as (\w+)$", face, re.MULTILINE)) - {"Element"}
     shown = set(re.findall(rf"^::: constrainx{re.escape(package)}\.(\w+)", API, re.MULTILINE))
     assert not exported - shown
 
