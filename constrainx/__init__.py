@@ -11,6 +11,7 @@ from constrainx.constraints import JacobianSymmetry as JacobianSymmetry
 from constrainx.constraints import MaskBudget as MaskBudget
 from constrainx.constraints import Norm as Norm
 from constrainx.constraints import Orthogonality as Orthogonality
+from constrainx.constraints import Reduction as Reduction
 from constrainx.constraints import Sketch as Sketch
 from constrainx.constraints import UnitNorm as UnitNorm
 from constrainx.constraints import attach as attach

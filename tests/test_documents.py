@@ -1,29 +1,41 @@
-"""The code in README and docs runs, top to bottom, and names that they mention exist."""
+"""The code in README, CONTRIBUTING and docs runs, top to bottom, and names in them exist."""
 
 import pathlib
 import pkgutil
 import re
+import sys
+import types
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-# On the page already, and about to be written.
+API = (ROOT / "docs" / "api.md").read_text()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_code_runs(path):
-    blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
-    namespace: dict = {"__name__": path.stem}
-    exec(compile("\n".join(blocks), str(path), "exec"), namespace)
+def test_code_runs(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    # A module, because dataclasses and recipes look up the one that they are defined in.
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, path.stem, module)
+    exec(compile(_keep_code(path.read_text()), str(path), "exec"), vars(module))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_to_headings_lead_somewhere(path):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text()):
+        text = (path.parent / target).read_text() if target else path.read_text()
+        headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+        assert anchor in [_make_anchor(heading) for heading in headings], anchor
 
 
 @pytest.mark.parametrize(
@@ -32,3 +44,33 @@ def test_links_lead_somewhere(path):
 )
 def test_names_on_the_page_about_the_architecture_exist(name):
     pkgutil.resolve_name(re.sub(r"^cx\b", "constrainx", name))
+
+
+@pytest.mark.parametrize("package", ["", ".groups", ".representations", ".masks", ".data"])
+def test_every_public_name_is_on_the_page_about_the_api(package):
+    face = pathlib.Path(pkgutil.resolve_name(f"constrainx{package}").__file__).read_text()
+    # `Element` is a type alias.
+    exported = set(re.findall(r"^from .* as (\w+)$", face, re.MULTILINE)) - {"Element"}
+    shown = set(re.findall(rf"^::: constrainx{re.escape(package)}\.(\w+)", API, re.MULTILINE))
+    assert not exported - shown
+
+
+@pytest.mark.parametrize("name", re.findall(r"^::: (\S+)", API, re.MULTILINE))
+def test_names_on_the_page_about_the_api_exist(name):
+    pkgutil.resolve_name(name)
+
+
+def _keep_code(text):
+    """The Python blocks of a page, on the lines where they are, so that tracebacks point there."""
+    lines, is_code = [], False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            is_code = line == "```python"
+            lines.append("")
+        else:
+            lines.append(line if is_code else "")
+    return "\n".join(lines)
+
+
+def _make_anchor(heading):
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -29,7 +29,7 @@ AHEAD = 8
 
 
 class NonFiniteError(UserError, RuntimeError):
-    """A step was not finite. The state is that before it."""
+    """A step was not finite. The trainer keeps the state before it."""
 
 
 class Ending(enum.StrEnum):
@@ -42,7 +42,7 @@ class Ending(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What the loop found.
+    """What came of a loop.
 
     Attributes:
         ending: why it ended.
@@ -98,16 +98,20 @@ class Loop:
         """Sets up a loop.
 
         Args:
-            progress: moved on as the loop goes.
+            progress: updated by the loop.
             schedule: when to do what.
             take_step: the compiled step.
             start_totals: a batch on the devices ↦ the sums of all metrics, at zero.
+        <<<<<<< HEAD
             causes: what may turn out not to be finite, in the order of `Health.cause`.
             watch: looks at what is logged, for signs that the run goes wrong.
+        =======
+            causes: what may not be finite, in the order of `Health.cause`.
+        >>>>>>> docs
             evaluate: measures the current state, or None.
-            listeners: who is told.
+            listeners: the callbacks.
             checkpoints: where to save, or None.
-            about: what else to note down with each checkpoint.
+            about: what else to store with each checkpoint.
         """
         self._progress, self._schedule = progress, schedule
         self._take_step, self._start_totals, self._causes = take_step, start_totals, causes
@@ -121,7 +125,7 @@ class Loop:
         self._contradicted = False
 
     def tell(self, message: str) -> None:
-        """Tells every listener what happened."""
+        """Reports an event to every listener."""
         for listener in self._listeners:
             listener.on_event(self._step, message)
 
@@ -131,12 +135,12 @@ class Loop:
         place: Callable[[PyTree], PyTree],
         requests: StopRequests,
     ) -> Outcome:
-        """Step, log, evaluate, save, check for preemption.
+        """Runs the loop: step, log, evaluate, save, check for preemption.
 
         Args:
             batches: this process's rows, from the current step on; closed at the end.
             place: puts them on the devices.
-            requests: what has asked to stop.
+            requests: signals that ask the run to stop.
         """
         progress, last = self._progress, self._schedule.last
         ending, signal = Ending.FINISHED, None
@@ -191,7 +195,7 @@ class Loop:
         return Outcome(ending, signal, self._evaluated)
 
     def _time(self, batches: Generator[PyTree, None, None]) -> Generator[PyTree, None, None]:
-        """The same batches, with the time spent waiting for them noted down."""
+        """Yields the same batches, and adds up the time spent waiting for them."""
         try:
             while True:
                 start = time.perf_counter()
@@ -205,7 +209,7 @@ class Loop:
             batches.close()
 
     def _read_totals(self, totals: Any, clock: float, steps: int) -> dict[str, float]:
-        """Means since the last log. Here, and only here, the host waits for the device."""
+        """Means since the last log. The host waits for the device here and nowhere else."""
         sums = {name: float(value) for name, value in jax.device_get(totals).items()}
         taken = sums.pop("steps")
         figures = {name: value / max(taken, 1.0) for name, value in sums.items()}
@@ -222,7 +226,7 @@ class Loop:
         return figures
 
     def _check_health(self) -> None:
-        """Names the first step that was not finite, and what in it was not."""
+        """Reports a step that was not finite, and what in it was not."""
         health = jax.device_get(self._progress.state.health)
         if health.skipped <= self._noted:
             return
@@ -241,7 +245,7 @@ class Loop:
         self.tell(f"{message}; skipped {new} steps since the last log")
 
     def _name_contradictions(self) -> None:
-        """Once a run: that constraints contradict is a property of the problem."""
+        """Reports contradicting constraints, once per run."""
         if self._contradicted:
             return
         for sentence in contradictions(self._progress.state.constraints):
@@ -249,7 +253,7 @@ class Loop:
             self.tell(sentence)
 
     def _evaluate(self, *, is_last: bool) -> bool:
-        """Evaluates if it is time to; whether patience has run out."""
+        """Evaluates if that is due; returns whether patience has run out."""
         is_due = is_last or self._is_due(self._schedule.evaluate_every)
         if self._measure is None or not is_due:
             return False
@@ -286,7 +290,7 @@ class Loop:
         checkpoints, metrics = self._checkpoints, {}
         if self._evaluated_at == self._step:
             metrics = self._evaluated
-        # That the one before has failed is no reason not to try this one.
+        # A failed save is no reason not to try the next one.
         self._try_to_save(checkpoints.wait)
         begun = self._try_to_save(
             lambda: checkpoints.save(self._step, progress.state, about=about, metrics=metrics)
@@ -296,7 +300,7 @@ class Loop:
                 listener.on_save(self._step)
 
     def _try_to_save(self, save: Callable[[], None]) -> bool:
-        """Whether it worked; a save that fails ends the run only if that was asked for."""
+        """Returns whether it worked; a failure ends the run only if `on_save_error` is "stop"."""
         try:
             save()
         except CheckpointError as error:
@@ -308,5 +312,5 @@ class Loop:
 
 
 def read_ahead(batches: Any, *, is_cheap: bool) -> Any:
-    """Makes batches ready in a background thread, unless a thread would cost more than they do."""
+    """Prepares batches in a background thread, unless the thread would cost more than they do."""
     return batches if is_cheap else prefetch(batches)

@@ -74,7 +74,7 @@ class Measure:
         return _means(jax.device_get(sums))
 
     def _batch_size(self, data: Batches) -> int:
-        """That of the data, but a multiple of the devices, and not more than there are examples."""
+        """The data's own, as a multiple of the devices, and at most the number of examples."""
         devices = self.sharding.mesh.size
         wanted = data.batch if data.examples is None else min(data.batch, data.examples)
         # Rounded up, a batch that is all of the data would never be full.
@@ -90,7 +90,7 @@ class Measure:
         sums: dict[str, Any] = {"": jnp.sum(mask)}
         for name, metric in self.metrics.items():
             values = _per_example(name, metric(model, examples), mask.shape[0])
-            # Rows that fill up the batch may hold anything, NaN included.
+            # Padding may hold anything, including NaN.
             sums[name] = jnp.sum(jnp.where(mask > 0, values, 0))
         key = jax.random.fold_in(jax.random.key(self.seed), number)
         violations = {

@@ -37,11 +37,11 @@ class Program:
         constraints: what must hold, or None.
         optimizer: with the constraints' method around it, if there are any.
         augment: (batch, key) ↦ batch, or None.
-        accumulate: in how many parts gradients are computed.
+        accumulate: how many parts a batch is split into for its gradients.
         precision: of the forward and backward pass of the loss.
         ema: the decay of the moving average, or None.
         seed: of all randomness.
-        on_nonfinite: whether a step that is not finite is the last.
+        on_nonfinite: whether a step that is not finite ends the run or is skipped.
     """
 
     graph: nnx.GraphDef
@@ -59,7 +59,7 @@ class Program:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """What may turn out not to be finite."""
+        """What may not be finite."""
         names = self.constraints.names if self.constraints else ()
         return ("loss", *(f"constraint {name!r}" for name in names), "gradient or update")
 
@@ -136,7 +136,7 @@ class Program:
         return state.parameters if self.ema is None else state.ema
 
     def metric_names(self, state: State, batch: PyTree) -> list[str]:
-        """What a step reports, found by tracing it on shapes alone."""
+        """The metrics that a step reports, found by tracing it with shapes only."""
         _, totals, _ = jax.eval_shape(lambda s, b: self(s, {}, b), state, batch)
         return list(totals)
 
@@ -192,7 +192,7 @@ class Program:
         )
 
     def _examine(self, state: State, flags: Array) -> tuple[Health, Array]:
-        """Notes down a step that is not finite; whether to take this one."""
+        """Records a step that is not finite; returns the health, and whether to take this step."""
         bad, health = jnp.any(flags), state.health
         is_news = bad if self.on_nonfinite == "skip" else bad & (health.skipped == 0)
         noted = Health(
@@ -202,7 +202,7 @@ class Program:
         )
         if self.on_nonfinite == "skip":
             return noted, ~bad
-        # Nothing moves any more until the host has had a look.
+        # After the first such step nothing changes until the host has seen it.
         return noted, noted.skipped == 0
 
     def _average(self, ema: PyTree, parameters: nnx.State) -> PyTree:
@@ -235,7 +235,7 @@ def _interleave(leaf: Array, *, parts: int) -> Array:
 
 
 def _norm(tree: PyTree) -> Float[Array, ""]:
-    """As a product: on a CPU, XLA takes several times as long for the sum of squares."""
+    """The norm, by products: on a CPU, XLA takes several times as long for a sum of squares."""
     products = [
         jnp.tensordot(leaf, leaf, axes=leaf.ndim, preferred_element_type=jnp.float32)
         for leaf in jax.tree.leaves(tree)
@@ -254,7 +254,7 @@ def _figures(found: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _add_totals(totals: Totals, metrics: Mapping[str, Array], is_good: Array) -> Totals:
-    """Sums over the steps that were taken, which only the host divides by their number."""
+    """Adds up the metrics of steps that were taken; the host divides by their number."""
     metrics = {"steps": jnp.ones(()), **metrics}
     return {
         name: totals.get(name, 0.0) + jnp.where(is_good, value, 0)

@@ -1,4 +1,4 @@
-"""What a trainer can be told, in groups: evaluation, run folder, devices, logging."""
+"""The settings of a trainer, in groups: evaluation, run folder, devices, logging."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Monitor:
     Attributes:
         metric: its name.
         mode: whether small or large is good.
-        patience: after how many evaluations without a new best to stop; None never stops.
+        patience: stop after this many evaluations without a new best; None never stops.
         min_change: by how much a new best must be better.
     """
 
@@ -108,13 +108,13 @@ class Devices:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Logging:
-    """What is told while a run goes on, and to whom.
+    """What is logged during a run, and which callbacks are called.
 
     Attributes:
         every: steps between logs. In between, the host does not wait for the device.
-        callbacks: who else listens.
+        callbacks: called in addition to those that write the run folder and the bar.
         progress: whether to show a bar.
-        title: what to call the run beside the bar.
+        title: the name of the run next to the bar.
     """
 
     every: int = 50
@@ -140,7 +140,7 @@ def as_run_folder(value: RunFolder | pathlib.Path | str | None) -> RunFolder | N
 
 
 def as_devices(value: Devices | int | None) -> Devices:
-    """A number alone stands for so many devices with a copy of every parameter each."""
+    """A number alone stands for that many devices, each with a copy of every parameter."""
     return value if isinstance(value, Devices) else Devices(value)
 
 
@@ -151,6 +151,7 @@ def check_count(argument: str, value: Any) -> None:
 
 
 def check_batches(argument: str, value: Any) -> None:
+    """Raises unless it comes from `constrainx.data`."""
     if not isinstance(value, Batches):
         raise ArgumentTypeError(
             f"`{argument}` must come from `constrainx.data`, for example "

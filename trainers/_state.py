@@ -1,4 +1,4 @@
-"""What changes in training: the arrays of a checkpoint, and what is noted down beside them."""
+"""What changes in training: the arrays of a checkpoint, and the figures stored with them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxtyping import Array, Int, PyTree
 
 
 class Health(NamedTuple):
-    """Whether steps had to be left out because something in them was not finite.
+    """Whether steps were skipped because something in them was not finite.
 
     Attributes:
         skipped: how many.
-        step: the last of them, or −1; where a run stops for it, the first.
+        step: the last of them, or −1; the first, if the run stops at it.
         cause: what was not finite there, as a position in `Program.causes`.
     """
 
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-    """How far training has come. The loop moves it on; a checkpoint holds all of it.
+    """How far training has come. The loop updates it, and a checkpoint holds all of it.
 
     Attributes:
         state: the arrays.

@@ -57,10 +57,11 @@ class Result:
 
     Attributes:
         reason: "finished", "stopped early" or "asked to stop".
-        step: after how many steps.
+        step: how many steps had been taken.
         metrics: of the last evaluation.
         model: the trained model; with the averaged parameters, if there is an average.
-        seconds: spent in steps, those before a `restore` included, compilation and evaluation not.
+        seconds: spent in steps, including those before a `restore`, without compilation and
+            evaluation.
         signal: what asked it to stop, such as "SIGTERM"; None if nothing did.
     """
 
@@ -74,7 +75,7 @@ class Result:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Trainer:
-    """Trains a model under its constraints, on any number of devices, and can go on where it ended.
+    """Trains a model under its constraints, on any number of devices, and can resume a run.
 
     >>> import jax.numpy as jnp, numpy as np, optax, constrainx as cx
     >>> from flax import nnx
@@ -100,22 +101,23 @@ class Trainer:
             and its own random streams are seeded anew in each step.
         optimizer: any Optax transformation.
         data: the training batches, see `constrainx.data`.
-        steps: how many steps to take in all.
+        steps: how many steps to take in total.
         constraints: in addition to those attached to the model. Constraints see the model in
             evaluation mode and in full precision.
         method: how the optimizer respects them: `NullSpace`, `Penalty`, `Lagrangian` or one of your
             own; "nullspace", "penalty", "lagrangian" and "none" are short for their defaults.
         augment: (batch, key) ↦ batch, a part of the compiled step.
-        evaluation: what is measured on held-out data, and when; or that data alone.
-        run: where config, metrics and checkpoints go; a path will do; None for nowhere.
-        devices: which devices train; a number will do; None for all.
-        logging: what is told on the way.
-        accumulate: in how many parts, one after the other, to compute the gradients of a batch.
+        evaluation: what is measured on held-out data, and when; or just that data.
+        run: where config, metrics and checkpoints go; or just a path; None for nowhere.
+        devices: which devices train; or just how many; None for all.
+        logging: what is logged, and which callbacks are called.
+        accumulate: how many parts to split a batch into; their gradients are computed one after
+            the other.
         precision: "bfloat16" casts parameters and batch for the loss alone; parameters, optimizer
             and constraints stay in float32.
-        ema: the decay of a moving average of the parameters, with which to evaluate.
+        ema: the decay of a moving average of the parameters, which is used for evaluation.
         wrt: an NNX filter: which variables are trained.
-        seed: of all randomness, which is a function of seed and step.
+        seed: for all randomness, which is a function of seed and step.
         on_nonfinite: "stop" at a step that is not finite, or "skip" it.
     """
 
@@ -268,17 +270,18 @@ class Trainer:
         return model
 
     def fit(self, *, fast_dev_run: bool = False) -> Result:
-        """Trains up to ``steps``, or goes on from where `restore` has put it.
+        """Trains up to ``steps``, from the start or from the checkpoint that `restore` has loaded.
 
-        SIGTERM and Ctrl-C make it save and return; a second Ctrl-C does not wait.
+        SIGTERM and Ctrl-C make it save and return; a second Ctrl-C stops it at once.
 
         Args:
-            fast_dev_run: two steps and one batch of the evaluation, without a folder: does it run?
+            fast_dev_run: take two steps and evaluate one batch, without a folder, to see that it
+                runs.
         """
         folder = None if fast_dev_run else self._folder
         schedule = self._schedule(min(self.steps, self.step + 2) if fast_dev_run else self.steps)
         if self.on_nonfinite == "stop":
-            # What was not finite before has been reported, or skipped by a run that was to skip it.
+            # Earlier steps that were not finite have been reported, or skipped on purpose.
             health = self.sharding.place(start_healthy())
             self._progress.state = self.state._replace(health=health)
         with self._own_mesh(), contextlib.ExitStack() as stack:
@@ -335,16 +338,16 @@ class Trainer:
         fallback: bool = False,
         or_start: bool = False,
     ) -> int:
-        """Puts the state of a checkpoint in place, and returns its step.
+        """Loads the state of a checkpoint, and returns its step.
 
         Args:
             step: which one; by default the newest.
             run: the folder of the run; by default this trainer's.
-            fallback: whether to take the one before, and so on, if the checkpoint is damaged.
-            or_start: whether a run that was killed before its first checkpoint starts again.
+            fallback: whether to try earlier checkpoints if this one is damaged.
+            or_start: whether to start from the beginning if there is no checkpoint yet.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or it is of another model.
+            CheckpointError: there is none, it is damaged, or it belongs to another model.
         """
         settings = as_run_folder(run) or self._folder
         folder = pathlib.Path(settings.path) if settings else pathlib.Path()
@@ -372,12 +375,12 @@ class Trainer:
         return self.step
 
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
-        """Traces one step on shapes alone, which finds most mistakes; returns their state."""
+        """Traces one step with shapes only, which finds most mistakes; returns the new state."""
         with self._own_mesh():
             return jax.eval_shape(self._program, self.state, {}, self._example())[0]
 
     def lower(self) -> jax.stages.Lowered:
-        """The step, ready to be compiled, to look at memory and collectives."""
+        """The step, ready to be compiled, for a look at its memory and collectives."""
         with self._own_mesh():
             batch = self.sharding.place_batch(self._example())
             return self._compiled.lower(self.state, self._start_totals(batch), batch)
@@ -397,7 +400,7 @@ class Trainer:
     def _open(
         self, folder: RunFolder, stack: contextlib.ExitStack
     ) -> tuple[Checkpoints, list[int]]:
-        """Locks and prepares the folder; its checkpoints, and those that were set aside."""
+        """Locks and prepares the folder; returns its checkpoints and the steps set aside."""
         path = pathlib.Path(folder.path)
         before = self._restored_from
         resuming = before is not None and before.absolute() == path.absolute()
@@ -409,10 +412,10 @@ class Trainer:
         return checkpoints, checkpoints.set_aside_after(self.step) if resuming else []
 
     def _announce(self, loop: Loop, listeners: Sequence[Callback], aside: Sequence[int]) -> None:
-        """Tells how the batch is split, that the run starts, and from where."""
+        """Reports how the batch is split, and from which step the run starts."""
         if self.logging.progress and jax.process_index() == 0:
-            said = self.sharding.describe(self.state, self.data.batch)
-            Console().print(said, highlight=False, soft_wrap=True, style="dim")
+            description = self.sharding.describe(self.state, self.data.batch)
+            Console().print(description, highlight=False, soft_wrap=True, style="dim")
         for listener in listeners:
             listener.on_start(self, self.step)
         if self._restored_from is not None:

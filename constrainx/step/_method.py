@@ -71,8 +71,9 @@ class Taken(NamedTuple):
 class Method(Protocol):
     """How an optimizer is made to respect constraints; write these two methods for your own.
 
-    A method decides what gradient goes into the optimizer and what update comes out. It calls
-    ``optimize`` once. Both of its functions are traced by `jax.jit`.
+    A method decides what gradient goes into the optimizer and what update comes out. It may call
+    ``optimize`` as often as it likes; the state that it returns is the one that counts. Both of its
+    functions are traced by `jax.jit`.
 
     >>> import dataclasses, jax, jax.numpy as jnp, optax, constrainx as cx
     >>> from constrainx.step import Point, Taken, report_rows

@@ -57,8 +57,8 @@ def nullspace(
     >>> print(params.round(2) + 0.0)
     [-1.  0.]
 
-    After the projection, an optimizer with a metric of its own, such as Adam, leaves the null space
-    again; `constrain` does not. The learning rate multiplies γ here.
+    After it, an optimizer that scales by coordinate, such as Adam, leaves the null space again;
+    `constrain` can project its update, too. The learning rate multiplies γ here.
 
     Args:
         constraint: a function ``c(params)``, which may also take ``batch`` and ``key``; a
@@ -98,8 +98,10 @@ def constrain(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes an optimizer respect constraints.
 
-    With the default method J u = −γ c holds after each update u, whatever the optimizer did:
-    momentum, adaptive scaling, weight decay, clipping and schedules included.
+    With the default method, rows that depend on the parameters alone obey J u = −γ c in each update
+    u, whatever the optimizer did, momentum, adaptive scaling, weight decay, clipping and schedules
+    included, and training ends at a solution of the constrained problem. Rows that depend on the
+    batch or the key are projected in the gradient; see `NullSpace` for the choice.
 
     Args:
         optimizer: any Optax optimizer.

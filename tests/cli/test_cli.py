@@ -125,7 +125,7 @@ def test_fast_dev_run_leaves_nothing_behind(constrainx, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_as_a_program(tmp_path):
+def test_the_program_trains_in_a_process_of_its_own(tmp_path):
     """In a process of its own, with the compilation cache on."""
     passed_on = ("JAX_PLATFORMS", "XLA_FLAGS", "PYTHONPATH")
     environment = {name: os.environ[name] for name in passed_on if name in os.environ}

@@ -69,7 +69,7 @@ def write_recipe(tmp_path):
         (["data", "prepare"], "name the data set"),
     ],
 )
-def test_mistakes_say_what_to_do(constrainx, arguments, message):
+def test_errors_say_what_to_do(constrainx, arguments, message):
     code, text = constrainx(*arguments)
     assert code not in (0, None)
     assert message in text
@@ -77,7 +77,7 @@ def test_mistakes_say_what_to_do(constrainx, arguments, message):
 
 
 def test_a_damaged_checkpoint_is_one_sentence(finished, tmp_path):
-    """In a process of its own: what Orbax and TensorStore print comes from their threads."""
+    """In a process of its own, because Orbax and TensorStore print from their threads."""
     run = shutil.copytree(finished, tmp_path / "run")
     (damaged,) = (run / "checkpoints/16/state/d").iterdir()
     damaged.write_bytes(damaged.read_bytes()[:3])
@@ -123,14 +123,14 @@ def test_a_misspelt_option_is_one_sentence(constrainx):
 
 
 @pytest.mark.parametrize("position", [0, 2, 4])
-def test_traceback_may_stand_anywhere(constrainx, position):
+def test_traceback_may_be_anywhere_on_the_line(constrainx, position):
     arguments = ["train", "o3-inertia", "--widht", "3"]
     arguments.insert(position, "--traceback")
     with pytest.raises(ArgumentError, match="--width"):
         constrainx(*arguments)
 
 
-def test_traceback_shows_the_one_of_a_user_error_in_the_run(constrainx, write_recipe):
+def test_traceback_is_shown_for_a_user_error_in_a_run(constrainx, write_recipe):
     assert constrainx("train", write_recipe(), "--devices", 1, "--run", "run")[0] == 0
     code, text = constrainx("train", write_recipe(), "--devices", 1, "--run", "run")
     assert (code, "Traceback" in text) == (1, False)

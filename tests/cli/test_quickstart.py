@@ -1,4 +1,4 @@
-"""The quick start at its smallest, and the symmetry that it shows."""
+"""The quick start at its smallest size, and the symmetry that it shows."""
 
 import json
 
@@ -8,7 +8,7 @@ from constrainx.cli._quickstart import Quickstart
 from constrainx.recipes import o3_inertia
 
 
-def test_it_writes_a_table_and_plots(tmp_path, capsys):
+def test_quickstart_writes_a_table_and_plots(tmp_path, capsys):
     results = Quickstart(epochs=1, out=tmp_path).compare(size="smoke")
     assert set(results) == {"plain", "augmentation", "nullspace"}
     assert (tmp_path / "report/violation.png").stat().st_size > 5_000

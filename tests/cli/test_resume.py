@@ -18,7 +18,7 @@ def interrupted(finished, tmp_path):
 
 
 def steps_logged(run):
-    """Those since the run was resumed for the last time."""
+    """The steps that were logged since the run was last resumed."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     begin = max(i for i, line in enumerate(lines) if "resumed from" in str(line.get("message")))
     return [line["step"] for line in lines[begin:] if line["kind"] == "train"]
@@ -67,7 +67,7 @@ def test_resume_runs_on_other_devices(constrainx, interrupted):
     assert "4 × cpu, data 2 × fsdp 2" in text
 
 
-def test_resume_does_not_take_what_defines_the_result(constrainx, interrupted):
+def test_resume_refuses_options_that_define_the_result(constrainx, interrupted):
     code, text = constrainx("resume", interrupted, "--width", 8)
     assert code == 1
     assert "has no option `--width`" in text

@@ -49,7 +49,7 @@ def trainer(reduce=None, batch=64, **settings):
             "loss": lambda model, batch: jnp.mean((model(batch["x"]) - batch["y"]) ** 2),
             "optimizer": optax.adam(3e-3),
             "data": cx.data.arrays({"x": x, "y": np.sin(x[:, :1])}, batch=batch),
-            "constraints": [Odd(gamma=GAMMA, reduce=reduce)],
+            "constraints": [Odd(gamma=GAMMA, reduce=reduce, placement="twice")],
             "steps": 50,
             "log_every": 1,
             "devices": None,

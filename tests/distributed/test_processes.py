@@ -1,4 +1,4 @@
-"""Real processes: two of two simulated devices each, joined by JAX's own service."""
+"""Two real processes with two simulated devices each, joined by JAX's own service."""
 
 import contextlib
 import json
@@ -116,7 +116,7 @@ def test_a_signal_to_one_process_stops_both_at_the_same_step(tmp_path):
 
 
 def test_ctrl_c_in_one_process_reaches_all(monkeypatch):
-    """By way of SIGTERM, to which JAX listens; else this process would leave the others hanging."""
+    """JAX listens to SIGTERM only, so Ctrl-C is passed on as one; else the others would hang."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     heard = []
     before = signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))

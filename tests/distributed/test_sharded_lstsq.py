@@ -82,7 +82,7 @@ def count_collectives(text):
 
 @pytest.mark.parametrize("solver", [cx.LSMR(), cx.CG(), cx.Cholesky()], ids=str)
 def test_parameters_are_never_gathered(mesh, solver):
-    """Parameters sharded (FSDP), rows few: the solution-sized vectors stay where they are."""
+    """With sharded parameters and few rows, vectors the size of the solution stay sharded."""
     size = 8 * 512
     spec, stacked = NamedSharding(mesh, P("data")), NamedSharding(mesh, P(None, "data"))
     rng = np.random.default_rng(0)
@@ -114,7 +114,7 @@ def test_parameters_are_never_gathered(mesh, solver):
 
 
 def test_rows_follow_the_batch(mesh):
-    """Data parallelism: rows sharded, parameters replicated, and no gather of either."""
+    """With sharded rows and replicated parameters, neither is gathered."""
     A, b = (value.astype(np.float32) for value in problem((8 * 128, 32)))
     A = jax.device_put(A, NamedSharding(mesh, P("data")))
     b = jax.device_put(b, NamedSharding(mesh, P("data")))

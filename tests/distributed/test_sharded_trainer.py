@@ -92,7 +92,7 @@ def test_data_parallelism_gathers_no_parameters(name):
 
 
 def test_gathers_are_counted():
-    """The test above would pass if nothing were ever found."""
+    """The test above would pass if no gather were ever found."""
     text = small.trainer(fsdp=8).lower().compile().as_text()
     assert sum(count_gathers(text)) >= 32 * 32
 
@@ -125,7 +125,7 @@ def test_a_checkpoint_resumes_on_another_mesh(tmp_path, saved, resumed):
 
 
 def test_evaluation_data_need_not_divide_by_the_devices():
-    """Of 100 examples in one batch eight devices take 96 and 4, and violations are of the 96."""
+    """Eight devices take 100 examples as 96 and 4, and violations are measured on the 96."""
     settings = small.evaluation()
     settings["evaluation"] = dataclasses.replace(settings["evaluation"], batch=100)
     alone = small.trainer(devices=1, **settings).evaluate()

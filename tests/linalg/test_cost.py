@@ -1,4 +1,4 @@
-"""What a solve and its gradient cost: solves, memory, and work inside of the loop."""
+"""What a solve and its gradient cost: solves, memory, and work inside the loop."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from tests.linalg import dense
 
 
 def primitives(jaxpr):
-    """All equations, those of nested jaxprs included."""
+    """All equations, including those of nested jaxprs."""
     for equation in jaxpr.eqns:
         yield equation
         params = list(equation.params.values())
@@ -42,7 +42,7 @@ def count_solves(function, *args):
         ((3, 6), 0.5, True, 2),
     ],
 )
-def test_further_solves_of_a_gradient(shape, damp, full_rank, further):
+def test_a_gradient_takes_few_further_solves(shape, damp, full_rank, further):
     def loss(A, b):
         x, _ = cx.lstsq(
             lambda v: A @ v, b, like=jnp.zeros(shape[1]), damp=damp, full_rank=full_rank
@@ -87,7 +87,7 @@ def test_the_forward_pass_is_not_in_the_loop():
     assert "tanh" not in after
 
 
-def test_calls_outside_of_jit_compile_once():
+def test_calls_outside_jit_compile_once():
     A = jnp.asarray(dense.matrix(5, 3), jnp.float32)
 
     def solve(scale):

@@ -1,4 +1,4 @@
-"""A solver of the user's own: a frozen dataclass with one method."""
+"""A user's own solver: a frozen dataclass with one method."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from tests.linalg import dense
 
 @dataclasses.dataclass(frozen=True)
 class Landweber:
-    """Gradient descent: slow, but all of a solver in ten lines."""
+    """Gradient descent: slow, but a whole solver in ten lines."""
 
     step: float = 1.0
     iterations: int = 4000
@@ -41,7 +41,7 @@ class NotEvenASolution:
 
 @pytest.mark.parametrize("damp", [0.0, 0.4])
 @pytest.mark.parametrize("index", [0, 2, 4], ids=["tall", "wide", "tall-deficient"])
-def test_lstsq_differentiates_through_it(x64, index, damp):
+def test_lstsq_differentiates_through_a_custom_solver(x64, index, damp):
     assert isinstance(Landweber(), cx.Solver)
     case = dense.CASES[index]
     A, L, R, b = case.problem()

@@ -33,7 +33,7 @@ class Settings(NamedTuple):
 
 
 def loss(t, problem, settings):
-    """A function of one number t that moves A, b and, where it is traced, the damping."""
+    """A function of one number t that moves A, b and, if it is traced, the damping."""
     A, L, R, b, move_b, damp, move_damp, weights = problem
     moved = dense.moved(A, L, R, t)
     x, _ = cx.lstsq(
@@ -64,7 +64,7 @@ MIXED = {
 
 
 def scalar_problem(case, damp, traced, *, solver=TIGHT, full_rank=False):
-    """The further arguments of `loss`, and the same function by the reference."""
+    """The other arguments of `loss`, and the same function from the dense reference."""
     A, L, R, b = case.problem()
     rng = np.random.default_rng(7)
     weights = rng.normal(size=case.columns)
@@ -83,7 +83,7 @@ def scalar_problem(case, damp, traced, *, solver=TIGHT, full_rank=False):
 
 @pytest.mark.parametrize("damping", DAMPINGS)
 @pytest.mark.parametrize("case", dense.CASES, ids=str)
-def test_forward_and_reverse(x64, case, damping):
+def test_forward_and_reverse_mode_match_finite_differences(x64, case, damping):
     problem, reference = scalar_problem(case, *DAMPINGS[damping])
     expected = dense.derivative(reference, 0.2)
     value, gradient = VALUE_AND_GRADIENT(0.2, *problem)
@@ -96,7 +96,7 @@ def test_forward_and_reverse(x64, case, damping):
 
 @pytest.mark.parametrize("damping", ["undamped", "traced"])
 @pytest.mark.parametrize("case", [c for c in dense.CASES if c.rows > 1 < c.columns], ids=str)
-def test_gradient_of_gradient(x64, case, damping):
+def test_gradients_of_gradients_match_finite_differences(x64, case, damping):
     problem, reference = scalar_problem(case, *DAMPINGS[damping])
     expected = dense.second_derivative(reference, 0.2)
     found = GRADIENT_OF_GRADIENT(0.2, *problem)
@@ -106,7 +106,7 @@ def test_gradient_of_gradient(x64, case, damping):
 @pytest.mark.parametrize("mode", MIXED)
 @pytest.mark.parametrize("damping", ["undamped", "traced-zero"])
 @pytest.mark.parametrize("name", ["tall-deficient", "wide-deficient"])
-def test_mixed_second_derivatives(x64, name, damping, mode):
+def test_mixed_second_derivatives_match_finite_differences(x64, name, damping, mode):
     case = next(c for c in dense.CASES if c.name == name)
     problem, reference = scalar_problem(case, *DAMPINGS[damping])
     expected = dense.second_derivative(reference, 0.2)
@@ -115,7 +115,7 @@ def test_mixed_second_derivatives(x64, name, damping, mode):
 
 @pytest.mark.parametrize("case", [c for c in dense.CASES if c.full_rank], ids=str)
 @pytest.mark.parametrize("damping", ["undamped", "traced"])
-def test_a_rank_promise_changes_nothing_but_the_cost(x64, case, damping):
+def test_full_rank_does_not_change_the_derivative(x64, case, damping):
     problem, reference = scalar_problem(case, *DAMPINGS[damping], full_rank=True)
     expected = dense.derivative(reference, 0.2)
     _, gradient = VALUE_AND_GRADIENT(0.2, *problem)
@@ -141,7 +141,7 @@ def gradient_of_weighted(L, R, b, A, weights):
 
 
 @pytest.mark.parametrize("case", dense.CASES, ids=str)
-def test_gradient_with_respect_to_every_entry(x64, case):
+def test_gradients_with_respect_to_every_entry(x64, case):
     """All of ∇b, and ∇A along all directions that keep the rank."""
     A, L, R, b = case.problem()
     weights = np.random.default_rng(3).normal(size=case.columns)
@@ -169,8 +169,8 @@ def test_gradient_with_respect_to_every_entry(x64, case):
 @pytest.mark.parametrize("damp", [1e-2, 1e-4, 1e-6])
 @pytest.mark.parametrize("shape", [(12, 6), (6, 12)])
 @pytest.mark.parametrize("loss", ["in-row-space", "anywhere"])
-def test_small_damping_does_not_cancel(damp, shape, loss):
-    """In float32 with the default tolerance, where (g − Aᵀp)/λ² would be all noise."""
+def test_gradients_are_accurate_for_small_damping(damp, shape, loss):
+    """In float32 with the default tolerance, where (g − Aᵀp)/λ² would be noise."""
     A = dense.matrix(*shape, condition=4.0)
     b = np.random.default_rng(0).normal(size=shape[0])
     direction = np.random.default_rng(1).normal(size=shape)
@@ -190,8 +190,8 @@ def test_small_damping_does_not_cancel(damp, shape, loss):
     np.testing.assert_allclose(jax.jvp(ours, (0.0,), (1.0,))[1], expected, rtol=2e-4)
 
 
-def test_matfree_is_wrong_where_we_are_right(x64):
-    """The known trap: rank-deficient A, no damping, b outside of the range of A."""
+def test_gradients_are_right_without_full_rank_where_matfree_is_wrong(x64):
+    """A is rank-deficient, there is no damping, and b is outside the range of A."""
     lstsq = pytest.importorskip("matfree.lstsq")
     case = next(c for c in dense.CASES if c.name == "tall-deficient")
     problem, reference = scalar_problem(case, 0.0, False)
@@ -214,7 +214,7 @@ def test_matfree_is_wrong_where_we_are_right(x64):
     np.testing.assert_allclose(gradient, dense.derivative(reference, 0.2), rtol=1e-6)
 
 
-def test_values_that_matvec_closes_over(x64):
+def test_gradients_reach_values_that_matvec_closes_over(x64):
     rng = np.random.default_rng(0)
     inputs, targets = rng.normal(size=(9, 3)), rng.normal(size=9)
 
@@ -228,8 +228,8 @@ def test_values_that_matvec_closes_over(x64):
     check_grads(ridge, (jnp.array([0.1, -0.2, 0.3]),), order=2, modes=("fwd", "rev"), rtol=1e-4)
 
 
-def test_jacobian_of_a_network_as_the_operator(x64):
-    """A Gauss-Newton step, differentiated with respect to the point at which it is taken."""
+def test_a_gauss_newton_step_of_a_network_is_differentiable(x64):
+    """The step is differentiated with respect to the point at which it is taken."""
     rng = np.random.default_rng(0)
     inputs = jnp.asarray(rng.normal(size=(3, 2)))
     parameters = {"w": jnp.asarray(rng.normal(size=(2, 4))), "v": jnp.asarray(rng.normal(size=4))}
@@ -248,7 +248,7 @@ def test_jacobian_of_a_network_as_the_operator(x64):
 
 @pytest.mark.parametrize("damp", [0.0, 0.3])
 @pytest.mark.parametrize("option", ["x0", "preconditioner"])
-def test_start_and_preconditioner_leave_the_derivative_alone(x64, option, damp):
+def test_start_and_preconditioner_do_not_change_the_derivative(x64, option, damp):
     case = dense.CASES[0]
     A, L, R, b = case.problem()
     weights = jnp.asarray(np.random.default_rng(1).uniform(0.5, 2.0, size=case.columns))
@@ -281,7 +281,7 @@ def test_info_is_a_constant_to_autodiff(x64):
     deficiency=st.integers(0, 2),
     damping=st.sampled_from(sorted(DAMPINGS)),
 )
-def test_any_shape_and_rank(rows, columns, deficiency, damping):
+def test_gradients_are_right_for_any_shape_and_rank(rows, columns, deficiency, damping):
     case = dense.Case("any", rows, columns, max(1, min(rows, columns) - deficiency))
     if damping == "slightly-damped":
         damping = "damped"

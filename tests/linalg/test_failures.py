@@ -1,4 +1,4 @@
-"""What cannot work says so: at once, and with the way out."""
+"""What cannot work fails at once, with an error that says what to do."""
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ def test_cg_reports_an_overflow_of_its_squares():
         ((matvec, b), {"like": LIKE, "solver": "lsmr"}, TypeError, "`solver`.*'lsmr'"),
     ],
 )
-def test_wrong_arguments(arguments, options, error, message):
+def test_wrong_arguments_are_named_in_the_error(arguments, options, error, message):
     with pytest.raises(error, match=message):
         cx.lstsq(*arguments, **options)
 
@@ -95,7 +95,7 @@ def test_wrong_arguments(arguments, options, error, message):
         (lambda: cx.CG(rtol=-1.0), ValueError, r"CG\(rtol"),
     ],
 )
-def test_wrong_solver_settings(make, error, message):
+def test_wrong_solver_settings_are_named_in_the_error(make, error, message):
     with pytest.raises(error, match=message):
         make()
 

@@ -29,11 +29,11 @@ def of(function):
         (lambda v: (v, 2 * v), lambda v: (2 * v, v)),
     ],
 )
-def test_different_programs_differ(left, right):
+def test_different_programs_have_different_fingerprints(left, right):
     assert of(left) != of(right)
 
 
-def test_the_same_program_traced_twice_is_the_same():
+def test_a_program_traced_twice_has_one_fingerprint():
     def program():
         return lambda v: jax.jit(lambda w: jnp.cumsum(w) * 2.0)(v) + jnp.where(v > 0, v, 0.0)
 
@@ -41,5 +41,5 @@ def test_the_same_program_traced_twice_is_the_same():
     assert hash(of(program())) == hash(of(program()))
 
 
-def test_arrays_inside_are_never_equal():
+def test_programs_with_arrays_inside_are_never_equal():
     assert of(lambda v: v * CONSTANT) != of(lambda v: v * CONSTANT)

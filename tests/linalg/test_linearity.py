@@ -1,4 +1,4 @@
-"""A matvec that is not linear is an error, however it hides; one that is linear is none."""
+"""A matvec that is not linear is an error; one that is linear is accepted."""
 
 import jax
 import jax.numpy as jnp
@@ -126,7 +126,7 @@ def test_an_affine_matvec_is_an_error(name):
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_linear_in_disguise_is_accepted(name):
+def test_a_linear_matvec_is_accepted_however_it_is_written(name):
     function, matrix = LINEAR[name]
     right = jnp.arange(1.0, 4.0)
     x, info = jax.jit(lambda b: cx.lstsq(function, b, like=LIKE))(right)
@@ -135,13 +135,13 @@ def test_linear_in_disguise_is_accepted(name):
 
 
 @pytest.mark.parametrize("name", ["cg", "custom_vjp", "custom_jvp", "callback"])
-def test_what_jax_can_only_transpose_has_gradients(name):
+def test_a_matvec_with_a_rule_of_its_own_has_gradients(name):
     function, matrix = LINEAR[name]
     gradient = jax.grad(lambda b: jnp.sum(cx.lstsq(function, b, like=LIKE)[0]))(b)
     np.testing.assert_allclose(gradient, np.linalg.pinv(matrix).sum(0), rtol=1e-4, atol=1e-5)
 
 
-def test_gradient_by_an_argument_of_a_custom_vjp():
+def test_gradients_reach_an_argument_of_a_custom_vjp():
     """x is proportional to 1/scale."""
 
     def total(scale):
@@ -167,7 +167,7 @@ def callback(function):
     [lambda v: A @ v + np.float32(0.01), lambda v: np.round(A @ v), lambda v: A[::-1] @ v],
     ids=["affine", "steps", "another-derivative"],
 )
-def test_what_only_numbers_tell(function):
+def test_a_matvec_that_hides_what_it_does_is_tested_at_run_time(function):
     hidden = callback(function)
     with pytest.raises(TypeError, match="not linear in its first argument"):
         cx.lstsq(hidden, b, like=LIKE)
@@ -179,7 +179,7 @@ def test_what_only_numbers_tell(function):
     assert not info.converged.any()
 
 
-def test_what_is_known_to_be_linear_is_not_tried_out():
+def test_a_matvec_known_to_be_linear_is_not_tested_at_run_time():
     def solve(b):
         return cx.lstsq(lambda v: A @ v, b, like=LIKE)[0]
 

@@ -1,4 +1,4 @@
-"""Inside of `jax.shard_map`, around it, and under `jax.vmap` with an axis name."""
+"""`lstsq` around `jax.shard_map`, inside it, and under `jax.vmap` with an axis name."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def by_rows(v, A, mesh):
 
 
 @pytest.mark.parametrize("solver", [cx.LSMR(), cx.Cholesky()], ids=lambda s: type(s).__name__)
-def test_around_a_shard_map(mesh, solver):
+def test_a_matvec_may_call_shard_map(mesh, solver):
     def solve(A, b):
         return cx.lstsq(lambda v: by_rows(v, A, mesh), b, like=LIKE, solver=solver)[0]
 
@@ -35,7 +35,7 @@ def test_around_a_shard_map(mesh, solver):
     np.testing.assert_allclose(jax.jit(lambda b: solve(A, b))(b), dense.solve(A, b), rtol=1e-4)
 
 
-def test_gradient_around_a_shard_map(mesh):
+def test_a_matvec_that_calls_shard_map_has_gradients(mesh):
     def total(b, matvec):
         return jnp.sum(cx.lstsq(matvec, b, like=LIKE)[0])
 
@@ -48,7 +48,7 @@ def test_gradient_around_a_shard_map(mesh):
     [("b", (ROWS, ROWS)), ("matvec", (ROWS, PartitionSpec()))],
     ids=["b", "closure"],
 )
-def test_inside_of_a_shard_map_is_an_error(mesh, name, specs):
+def test_lstsq_inside_a_shard_map_is_an_error(mesh, name, specs):
     def solve(A, b):
         return cx.lstsq(lambda v: A @ v, b[:2], like=LIKE)[0]
 
@@ -69,7 +69,7 @@ def test_each_device_may_solve_its_own_problem(mesh):
     np.testing.assert_allclose(jax.jit(inside)(scaled, b), expected, rtol=1e-4)
 
 
-def test_vmap_with_an_axis_name():
+def test_vmap_may_have_an_axis_name():
     def solve(b, scale):
         total = jax.lax.psum(b, "lane")
         index = 1.0 + jax.lax.axis_index("lane")

@@ -1,4 +1,4 @@
-"""Values and gradients beside lineax, an independent implementation."""
+"""Values and gradients against lineax, an independent implementation."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from tests.linalg import dense
 
 
 @pytest.mark.parametrize("index", [0, 2, 3], ids=["tall", "wide", "square"])
-def test_lineax_agrees(x64, index):
+def test_values_and_gradients_agree_with_lineax(x64, index):
     case = dense.CASES[index]
     A, _, _, b = case.problem()
     weights = jnp.asarray(np.random.default_rng(0).normal(size=case.columns))

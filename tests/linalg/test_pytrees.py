@@ -32,7 +32,7 @@ def flat(tree):
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
-def test_structure_shapes_and_values(solver):
+def test_solutions_have_the_structure_and_shapes_of_like(solver):
     M, matvec, like, b = tree_problem((jnp.float32, jnp.float32))
     x, info = cx.lstsq(matvec, b, jnp.asarray(M, jnp.float32), like=like, solver=solver)
     assert jax.tree.map(jnp.shape, x) == {"w": (3, 2), "b": (2,)}
@@ -69,7 +69,7 @@ def test_the_recurrence_is_in_float32_for_bfloat16_leaves():
 
 
 @pytest.mark.parametrize("dtypes", [("float64", "float64"), ("float32", "float64")])
-def test_float64_when_enabled(x64, dtypes):
+def test_float64_is_used_when_enabled(x64, dtypes):
     M, matvec, like, b = tree_problem(dtypes)
     x, info = cx.lstsq(matvec, b, jnp.asarray(M), like=like, solver=cx.LSMR(rtol=1e-12))
     assert (x["w"].dtype, x["b"].dtype) == dtypes
@@ -94,7 +94,7 @@ def test_gradients_have_the_dtypes_of_their_inputs():
     assert d_M.dtype == jnp.float32
 
 
-def test_scalars_and_nested_containers():
+def test_vectors_may_be_scalars_and_nested_containers():
     tree = {"a": jnp.float32(2.0), "b": [jnp.ones((2, 1)), (jnp.ones(3),)]}
     x, _ = cx.lstsq(lambda v: jax.tree.map(lambda leaf: 2 * leaf, v), tree, like=tree)
     assert jax.tree.structure(x) == jax.tree.structure(tree)

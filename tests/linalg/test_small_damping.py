@@ -48,14 +48,14 @@ GRADIENT = jax.jit(jax.grad(weighted, argnums=(0, 1, 2)), static_argnums=(4, 5))
 
 
 def errors(found, exact):
-    """Against the size of each gradient as a whole: its small entries may be rounding."""
+    """Compares each gradient relative to its norm, because small entries may be rounding."""
     return [np.linalg.norm(f - e) / np.linalg.norm(e) for f, e in zip(found, exact, strict=True)]
 
 
 @pytest.mark.parametrize(
     ("shape", "full_rank"), [*((shape, False) for shape in FULL_RANK), ((12, 24), True)]
 )
-def test_full_rank(x64, shape, full_rank):
+def test_derivatives_with_full_rank(x64, shape, full_rank):
     A, b, g = problem(shape)
     for damp in DAMPINGS:
         found = GRADIENT(A, b, damp, g, TIGHT, full_rank)
@@ -64,7 +64,7 @@ def test_full_rank(x64, shape, full_rank):
 
 @pytest.mark.parametrize("shape", [(24, 12), (12, 24)])
 @pytest.mark.parametrize("solver", [cx.LSMR(), cx.CG()], ids=str)
-def test_full_rank_with_the_default_tolerance(x64, shape, solver):
+def test_derivatives_with_full_rank_and_the_default_tolerance(x64, shape, solver):
     """The error of a derivative is that of the solver, whatever λ."""
     A, b, g = problem(shape)
     for damp in DAMPINGS:
@@ -73,7 +73,7 @@ def test_full_rank_with_the_default_tolerance(x64, shape, solver):
 
 
 @pytest.mark.parametrize("shape", [(24, 12), (12, 24)])
-def test_full_rank_in_float32(shape):
+def test_derivatives_with_full_rank_in_float32(shape):
     A, b, g = (array.astype(np.float32) for array in problem(shape))
     for damp in DAMPINGS:
         found = GRADIENT(A, b, np.float32(damp), g, cx.LSMR(), False)
@@ -82,8 +82,8 @@ def test_full_rank_in_float32(shape):
 
 
 @pytest.mark.parametrize("shape", FULL_RANK)
-def test_without_full_rank(x64, shape):
-    """∇A is of the order of 1/λ², and it is against this that its error is small."""
+def test_derivatives_without_full_rank(x64, shape):
+    """∇A is of the order of 1/λ², and its error is small relative to that."""
     A, b, g = problem(shape, rank=8)
     for damp in DAMPINGS:
         found = GRADIENT(A, b, damp, g, TIGHT, False)
@@ -92,7 +92,7 @@ def test_without_full_rank(x64, shape):
 
 
 @pytest.mark.parametrize("shape", [(12, 24)])
-def test_without_full_rank_with_the_default_tolerance(x64, shape):
+def test_derivatives_without_full_rank_at_the_default_tolerance(x64, shape):
     A, b, g = problem(shape, rank=8)
     for damp in DAMPINGS:
         found = GRADIENT(A, b, damp, g, cx.LSMR(), False)
@@ -100,8 +100,8 @@ def test_without_full_rank_with_the_default_tolerance(x64, shape):
 
 
 @pytest.mark.parametrize("shape", FULL_RANK)
-def test_without_full_rank_but_consistent(x64, shape):
-    """y is of the order of one, but b has a part of the order of rounding outside of the range."""
+def test_derivatives_without_full_rank_of_a_consistent_system(x64, shape):
+    """y is of the order of one, but rounding leaves a small part of b outside the range."""
     A, b, g = problem(shape, rank=8, consistent=True)
     U = np.linalg.svd(A)[0][:, :8]
     for damp in DAMPINGS:
@@ -111,7 +111,7 @@ def test_without_full_rank_but_consistent(x64, shape):
 
 
 @pytest.mark.parametrize("shape", [(24, 12), (12, 24)])
-def test_a_direct_solver_needs_no_rank_where_there_is_damping(x64, shape):
+def test_a_direct_solver_needs_no_full_rank_with_damping(x64, shape):
     A, b, g = problem(shape, rank=8)
     for damp in (1.0, 1e-2):
         found = GRADIENT(A, b, damp, g, cx.Cholesky(), False)
@@ -131,7 +131,7 @@ def tangent_and_second(A, b, damp, g, direction, solver):
 
 
 @pytest.mark.parametrize("shape", [(24, 12), (12, 24)])
-def test_forward_mode_and_second_derivatives(x64, shape):
+def test_forward_mode_and_second_derivatives_are_accurate(x64, shape):
     A, b, g = problem(shape)
     direction = 0.02 * np.outer(b, g)
 

@@ -47,7 +47,7 @@ def test_vmap_over_each_input(x64, axes, case):
 
 
 def test_a_converged_lane_stays_as_it_is(x64):
-    """Bit for bit what it is alone, however long another lane takes."""
+    """The lane is bit for bit what it is alone, however long another lane takes."""
     easy, hard = jnp.eye(6), jnp.asarray(dense.matrix(6, 6, condition=1e5))
     b = jnp.asarray(np.random.default_rng(0).normal(size=6))
     solver = cx.LSMR(rtol=1e-10, condition_limit=1e15)
@@ -109,7 +109,7 @@ def test_nested_vmap_and_forward_mode(x64):
     np.testing.assert_allclose(tangent, -x, rtol=1e-7)  # the solution of (1 + t) A x = b
 
 
-def test_batch_axes_other_than_the_first(x64):
+def test_vmap_over_axes_other_than_the_first(x64):
     A, b = batch_of_problems()
     x = jax.vmap(lambda A, b: solve(A, b, 0.0)[0], in_axes=(2, 1), out_axes=1)(
         jnp.moveaxis(A, 0, 2), b.T
@@ -123,7 +123,7 @@ def test_batch_axes_other_than_the_first(x64):
     np.testing.assert_allclose(gradient[:, 1], np.linalg.pinv(A[1]).T @ np.ones(5), rtol=1e-8)
 
 
-def test_inside_of_scan_and_checkpoint(x64):
+def test_lstsq_inside_scan_and_checkpoint(x64):
     A, b = batch_of_problems()
 
     @jax.checkpoint
@@ -142,7 +142,7 @@ def test_inside_of_scan_and_checkpoint(x64):
     np.testing.assert_allclose(jax.grad(rolled)(A), jax.grad(unrolled)(A), rtol=1e-8, atol=1e-12)
 
 
-def test_linearize_and_transpose(x64):
+def test_linearize_and_transpose_of_a_solve(x64):
     A, b = batch_of_problems()
     _, pushforward = jax.linearize(lambda b: solve(A[0], b, 0.0)[0], b[0])
     np.testing.assert_allclose(pushforward(b[1]), dense.solve(A[0], b[1]), rtol=1e-9)

@@ -25,7 +25,7 @@ def solve(A, b, **options):
 @pytest.mark.parametrize("damp", [0.0, 1e-2])
 @pytest.mark.parametrize("case", dense.CASES, ids=str)
 @pytest.mark.parametrize("solver", ITERATIVE + DIRECT, ids=lambda s: type(s).__name__)
-def test_agrees_with_the_dense_solution(x64, solver, case, damp):
+def test_solutions_agree_with_the_dense_one(x64, solver, case, damp):
     A, _, _, b = case.problem()
     needs_rank = type(solver) in (cx.Cholesky, cx.QR)
     x, info = solve(A, b, damp=damp, solver=solver)
@@ -74,7 +74,7 @@ def test_a_good_start_saves_iterations(x64, solver, damp):
 
 
 @pytest.mark.parametrize("damp", [0.0, 0.5])
-def test_a_preconditioner_changes_the_way_but_not_the_goal(x64, damp):
+def test_a_preconditioner_does_not_change_a_unique_solution(x64, damp):
     scales = np.geomspace(1e-4, 1e4, 20)
     A = dense.matrix(30, 20, condition=3.0) * scales
     b = np.random.default_rng(0).normal(size=30)
@@ -120,7 +120,7 @@ def test_zero_right_hand_side_and_zero_operator_give_zero(solver, damp):
 
 @pytest.mark.parametrize("condition", [1.0, 1e2, 1e4, 1e6])
 @pytest.mark.parametrize("shape", [(60, 20), (20, 60)])
-def test_ill_conditioned_in_float32(condition, shape):
+def test_ill_conditioned_problems_in_float32(condition, shape):
     A = dense.matrix(*shape, condition=condition).astype(np.float32)
     # Consistent, so that the error grows with the condition number and not with its square.
     b = (A.astype(np.float64) @ np.random.default_rng(0).normal(size=shape[1])).astype(np.float32)
@@ -134,7 +134,7 @@ def test_ill_conditioned_in_float32(condition, shape):
 
 
 @pytest.mark.parametrize("condition", [1e6, 1e12])
-def test_ill_conditioned_in_float64(x64, condition):
+def test_ill_conditioned_problems_in_float64(x64, condition):
     A = dense.matrix(40, 15, condition=condition)
     truth = np.random.default_rng(0).normal(size=15)
     b = A @ truth
@@ -147,7 +147,7 @@ def test_ill_conditioned_in_float64(x64, condition):
 @pytest.mark.parametrize("consistent", [False, True])
 @pytest.mark.parametrize("rtol", [1e-7, 0.0])
 def test_cg_keeps_its_best_iterate(condition, consistent, rtol):
-    """Asked for more than float32 can do, it stops where it gets no better, and that is good."""
+    """With a tolerance below what float32 can do, it stops where it gets no better."""
     A = dense.matrix(200, 100, condition=condition).astype(np.float32)
     rng = np.random.default_rng(0)
     b = (A @ rng.normal(size=100) if consistent else rng.normal(size=200)).astype(np.float32)
@@ -172,8 +172,8 @@ def test_cg_ends_early_with_its_last_iterate(x64):
 
 @pytest.mark.parametrize("shape", [(60, 20), (20, 60)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_cholesky_knows_how_far_off_it_is(x64, shape, dtype):
-    """The error is about ε cond(A)²; what is off by more than a few per cent is not converged."""
+def test_cholesky_reports_a_solution_that_is_far_off(x64, shape, dtype):
+    """The error is about ε cond(A)²; above a few per cent, the solve has not converged."""
     eps = np.finfo(dtype).eps
     for relative in (1e-5, 1e-3, 1e-1, 1.0, 10.0):
         for seed in range(4):
@@ -194,7 +194,7 @@ def test_cholesky_knows_how_far_off_it_is(x64, shape, dtype):
 @pytest.mark.parametrize("solver", ITERATIVE + DIRECT, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("shape", [(3, 0), (0, 3)])
 @pytest.mark.parametrize("damp", [0.0, 0.5])
-def test_no_rows_or_no_columns(solver, shape, damp):
+def test_problems_without_rows_or_columns_are_solved(solver, shape, damp):
     A, b = np.zeros(shape, np.float32), np.ones(shape[0], np.float32)
 
     def total(A, b):
@@ -210,7 +210,7 @@ def test_no_rows_or_no_columns(solver, shape, damp):
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
-def test_scale_does_not_matter(scale):
+def test_the_scale_of_a_problem_does_not_matter(scale):
     A = dense.matrix(12, 8).astype(np.float32)
     b = np.random.default_rng(0).normal(size=12).astype(np.float32)
     reference, info = solve(A, b)
@@ -264,7 +264,7 @@ def test_condition_estimate_is_of_the_right_order(x64):
     damp=st.sampled_from([0.0, 0.1, 2.0]),
     seed=st.integers(0, 100),
 )
-def test_any_shape_and_rank(rows, columns, deficiency, damp, seed):
+def test_solutions_agree_for_any_shape_and_rank(rows, columns, deficiency, damp, seed):
     rank = max(1, min(rows, columns) - deficiency)
     A = dense.matrix(rows, columns, rank=rank, seed=seed)
     b = np.random.default_rng(seed).normal(size=rows)
@@ -281,7 +281,7 @@ def test_any_shape_and_rank(rows, columns, deficiency, damp, seed):
 @pytest.mark.parametrize("damp", [0.0, 0.1])
 @pytest.mark.parametrize("rtol", [1e-3, 1e-8])
 @pytest.mark.parametrize("condition", [2.0, 10.0])
-def test_stops_where_scipy_stops(x64, shape, damp, rtol, condition):
+def test_lsmr_stops_where_scipy_stops(x64, shape, damp, rtol, condition):
     A = dense.matrix(*shape, condition=condition)
     b = np.random.default_rng(0).normal(size=shape[0])
     theirs = scipy.sparse.linalg.lsmr(A, b, damp=damp, atol=rtol, btol=rtol, maxiter=1000)
@@ -296,7 +296,7 @@ def test_stops_where_scipy_stops(x64, shape, damp, rtol, condition):
     np.testing.assert_allclose(info.normal_residual_norm, early[4], rtol=1e-9)
 
 
-def test_stops_at_the_condition_limit_as_scipy_does(x64):
+def test_lsmr_stops_at_the_condition_limit_as_scipy_does(x64):
     A = dense.matrix(40, 20, condition=1e6)
     b = np.random.default_rng(0).normal(size=40)
     theirs = scipy.sparse.linalg.lsmr(A, b, atol=0, btol=0, conlim=1e3, maxiter=1000)
@@ -306,7 +306,7 @@ def test_stops_at_the_condition_limit_as_scipy_does(x64):
     assert abs(int(info.iterations) - theirs[2]) <= 1
 
 
-def test_iterations_run_out():
+def test_running_out_of_iterations_is_reported():
     A = dense.matrix(40, 20, condition=1e3).astype(np.float32)
     info = solve(A, np.ones(40, np.float32), solver=cx.LSMR(max_iterations=3))[1]
     assert info.iterations == 3

@@ -1,4 +1,4 @@
-"""Inequalities: rows act when they must, and only then."""
+"""Inequalities: rows act only when they have to."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def test_an_inactive_constraint_changes_nothing(x64):
     np.testing.assert_allclose(path, free, rtol=1e-14)
 
 
-def test_stops_at_the_boundary_and_leaves_it_again(x64):
+def test_parameters_stop_at_the_boundary_and_can_leave_it(x64):
     disc = at_most(lambda p: jnp.sum(p**2) - 1.0)
     p, path = train(disc, lambda p: p - jnp.array([2.0, 1.0]), [0.0, 0.0])
     np.testing.assert_allclose(p, np.array([2.0, 1.0]) / np.sqrt(5), atol=1e-6)
@@ -58,7 +58,7 @@ def test_stops_at_the_boundary_and_leaves_it_again(x64):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_agrees_with_slsqp(x64, seed):
+def test_solutions_agree_with_slsqp(x64, seed):
     """Random quadratics in random polytopes and a ball: several active sets."""
     rng = np.random.default_rng(seed)
     A, b = rng.normal(size=(6, 4)), rng.uniform(0.1, 1.0, size=6)
@@ -83,7 +83,7 @@ def test_agrees_with_slsqp(x64, seed):
     np.testing.assert_allclose(p, reference.x, atol=1e-4)
 
 
-def test_with_equalities_beside_them(x64):
+def test_inequalities_and_equalities_hold_together(x64):
     equality = cx.compose(lambda p: jnp.sum(p) - 1.0, gamma=1.0)
     both = Composed((*equality.members, *at_most(lambda p: p - 0.5).members))
     p, _ = train(both, lambda p: p - jnp.array([2.0, 0.3, -1.0, 0.1]), np.zeros(4))
@@ -100,7 +100,7 @@ def test_with_equalities_beside_them(x64):
     np.testing.assert_allclose(p, reference.x, atol=1e-6)
 
 
-def test_differentiable_where_the_active_set_does_not_change(x64):
+def test_a_step_is_differentiable_where_the_active_set_does_not_change(x64):
     def step(bound):
         constraint = at_most(lambda p: p - bound)
         return jnp.sum(

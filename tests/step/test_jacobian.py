@@ -29,7 +29,7 @@ class Convolutional(nnx.Module):
 
 
 class Tied(nnx.Module):
-    """One kernel as a dense layer and in another role, which cannot be factored."""
+    """Uses one kernel as a dense layer and in another way, which cannot be factored."""
 
     def __init__(self, rngs):
         self.kernel = nnx.Param(jax.random.normal(rngs(), (16, 16)) / 4)
@@ -49,7 +49,7 @@ def network(name):
 
 @pytest.mark.parametrize("rows", [4, 16])
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "tied"])
-def test_rows_of_slices(x64, name, rows):
+def test_rows_of_slices_match_the_dense_jacobian(x64, name, rows):
     graph, params = nnx.split(network(name))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), params)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 16)))
@@ -115,7 +115,7 @@ def test_convolutions_are_products_with_patches():
 
 
 @pytest.mark.parametrize("layout", [("NCHW", "OIHW", "NCHW"), ("NHWC", "HWIO", "NHWC")])
-def test_kernel_gradients_in_any_layout(layout):
+def test_kernel_gradients_are_right_in_any_layout(layout):
     rng = np.random.default_rng(0)
     shapes = {
         "NCHW": (2, 3, 7, 6),

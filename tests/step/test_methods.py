@@ -45,13 +45,13 @@ def test_only_the_null_space_and_the_lagrangian_end_on_the_curve(x64):
 
 
 @pytest.mark.parametrize("weight", [0.5, 2.0])
-def test_penalty_is_the_minimiser_of_the_penalised_loss(x64, weight):
+def test_penalty_ends_at_the_minimiser_of_the_penalised_loss(x64, weight):
     p = train(cx.Penalty(weight))
     gradient = jax.grad(lambda p: 0.5 * jnp.sum((p - GOAL) ** 2) + 0.5 * weight * circle(p) ** 2)(p)
     np.testing.assert_allclose(gradient, 0, atol=1e-8)
 
 
-def test_inequalities(x64):
+def test_methods_respect_inequalities(x64):
     inside = cx.AtMost(4.0, of=lambda m, batch, key: jnp.sum(m**2))
     member = cx.compose(lambda p: jnp.sum(p**2) - 4.0).members[0]
     constraint = cx.Composed((type(member)(**{**vars(member), "kind": inside.kind}),))

@@ -47,7 +47,7 @@ def loss(params):
     ids=["gram", "gram-metric", "lsmr-metric"],
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_after_any_optimizer_the_step_obeys(name, method):
+def test_updates_of_any_optimizer_satisfy_the_linearised_constraint(name, method):
     optimizer = cx.constrain(OPTIMIZERS[name], curved, gamma=0.3, method=method)
     params, state = TREE, optimizer.init(TREE)
 
@@ -63,8 +63,8 @@ def test_after_any_optimizer_the_step_obeys(name, method):
     assert all(report.resolved for report in cx.reports(state).values())
 
 
-def test_the_papers_update(x64):
-    """g − J⁺(J g − γ c) by dense linear algebra, in front of SGD and of Adam."""
+def test_nullspace_matches_the_formula_of_the_paper(x64):
+    """g − J⁺(J g − γ c) from dense linear algebra, before SGD and before Adam."""
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), TREE)
     gradient = jax.grad(loss)(params)
     flat, unravel = jax.flatten_util.ravel_pytree(params)
@@ -131,7 +131,7 @@ def test_a_convex_problem_converges_to_its_kkt_point(x64, name):
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5, 0.1])
-def test_convergence_to_feasibility(x64, gamma):
+def test_violations_fall_at_the_predicted_rate(x64, gamma):
     """Quadratic for γ = 1 on a smooth constraint, else linear with the factor 1 − γ."""
     optimizer = cx.constrain(optax.sgd(0.0), curved, gamma=gamma)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), TREE)
@@ -149,7 +149,7 @@ def test_convergence_to_feasibility(x64, gamma):
         np.testing.assert_allclose(ratios[-1], 1 - gamma, rtol=0.02)
 
 
-def test_inside_of_chain_multi_transform_and_multi_steps():
+def test_constrain_works_inside_chain_multi_transform_and_multi_steps():
     def unit(params):
         return jnp.sum(params["b"] ** 2) - 1.0
 
@@ -171,7 +171,7 @@ def test_inside_of_chain_multi_transform_and_multi_steps():
         assert abs(unit(params)) < 1e-4, name
 
 
-def test_nnx_optimizer_with_batch_key_and_model():
+def test_nnx_optimizer_passes_on_batch_key_and_model():
     class Odd(cx.Constraint):
         def residual(self, model, batch, *, key):
             x = batch["x"] + 0.01 * jax.random.normal(key, batch["x"].shape)
@@ -206,7 +206,7 @@ def test_nnx_optimizer_with_batch_key_and_model():
     assert report.resolved
 
 
-def test_differentiable_with_respect_to_hyperparameters(x64):
+def test_steps_are_differentiable_with_respect_to_hyperparameters(x64):
     """A γ and a target, learnt through a few unrolled steps."""
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), TREE)
 
@@ -267,7 +267,7 @@ def test_inexact_solves_end_at_the_same_place():
     assert loose[0] < 1e-3 * np.sqrt(80)
 
 
-def test_auto_says_what_it_picked(caplog):
+def test_auto_logs_what_it_picked(caplog):
     many = jnp.zeros((100, 5))
     with caplog.at_level("INFO", logger="constrainx"):
         cx.project(jnp.ones(5), cx.compose(lambda p: p @ p), jnp.ones(5))
@@ -306,6 +306,6 @@ def test_auto_says_what_it_picked(caplog):
         ),
     ],
 )
-def test_wrong_arguments(make, error, message):
+def test_wrong_arguments_are_named_in_the_error(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -28,7 +28,7 @@ class Net(nnx.Module):
 
 
 class Noisy(nnx.Module):
-    """Has all that is hard to resume: dropout with random streams of its own, and statistics."""
+    """Has what is hard to resume: dropout with its own random streams, and batch statistics."""
 
     def __init__(self):
         rngs = nnx.Rngs(0)
@@ -49,7 +49,7 @@ class Counter(nnx.Module):
 
 
 def countdown(model, batch):
-    """The gradient is one, whatever the batch, unless that is not finite."""
+    """The gradient is one for any batch that is finite."""
     return model.value[...] * jnp.mean(batch["x"])
 
 
@@ -121,7 +121,7 @@ def counter(**options):
 
 
 class Recorder(cx.Callback):
-    """Writes down all that is said."""
+    """Records every call."""
 
     def __init__(self):
         self.started, self.logged, self.evaluated = [], {}, {}
@@ -195,7 +195,7 @@ def flat(parameters):
 
 
 def assert_same_state(found, wanted):
-    """Bit for bit, every array of it."""
+    """Compares every array bit for bit."""
     found, wanted = by_path(found), by_path(wanted)
     assert found.keys() == wanted.keys()
     different = [

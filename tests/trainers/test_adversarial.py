@@ -36,7 +36,7 @@ def test_an_attack_finds_the_worst_point_of_a_linear_classifier():
     np.testing.assert_allclose(attacked - x, [[-0.1, 0.1, -0.1]], atol=1e-6)
 
 
-def test_more_steps_or_restarts_are_never_weaker():
+def test_more_steps_or_restarts_never_weaken_an_attack():
     model, x, y = problem()
     found = [
         losses(model, y)(attack(model, x, y, KEY))

@@ -29,25 +29,25 @@ unread = pytest.mark.filterwarnings(
 
 
 @pytest.fixture
-def collected():
-    """So that what Orbax leaves behind is not found in another test."""
+def collect_garbage():
+    """Collects what Orbax leaves behind, so that no other test is blamed for it."""
     yield
     gc.collect()
 
 
-class Nursery:
-    """See nursery.py."""
+class ForkServer:
+    """Talks to fork_server.py."""
 
     def __init__(self):
         flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.trainers.nursery"],
+            [sys.executable, "-m", "tests.trainers.fork_server"],
             cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
 
     def train(self, run, *, signal_at=None, **attempt):
-        """What a process said that trains in a folder, and its exit code.
+        """Trains in a new process; returns the lines that it printed, and its exit code.
 
         Args:
             signal_at: a step, and the signal to send then.
@@ -71,14 +71,14 @@ class Nursery:
 
 
 @pytest.fixture(scope="module")
-def nursery():
-    nursery = Nursery()
-    yield nursery
-    nursery.close()
+def fork_server():
+    fork_server = ForkServer()
+    yield fork_server
+    fork_server.close()
 
 
 def digests(lines):
-    """The whole state at each step, as a few letters."""
+    """A digest of the whole state at each step."""
     return {line["step"]: line["digest"] for line in lines if line["kind"] in ("start", "step")}
 
 
@@ -86,31 +86,31 @@ STEPS = 24
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery, tmp_path_factory):
-    lines, code = nursery.train(tmp_path_factory.mktemp("undisturbed") / "run", steps=STEPS)
+def uninterrupted(fork_server, tmp_path_factory):
+    lines, code = fork_server.train(tmp_path_factory.mktemp("uninterrupted") / "run", steps=STEPS)
     assert code == 0
     return digests(lines)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_before_the_run_stops(nursery, undisturbed, tmp_path, number):
+def test_a_signal_saves_before_the_run_stops(fork_server, uninterrupted, tmp_path, number):
     options = {"steps": STEPS, "save_every": 100}
-    lines, code = nursery.train(tmp_path / "run", sleep=0.05, signal_at=(5, number), **options)
+    lines, code = fork_server.train(tmp_path / "run", sleep=0.05, signal_at=(5, number), **options)
     assert code == 0
     stopped = lines[-1]
     assert stopped["reason"] == f"asked to stop by {number.name}"
     # Each step sleeps, so that the signal was heard at once.
     assert 5 <= stopped["step"] <= 7
     assert (tmp_path / "run" / "checkpoints" / str(stopped["step"])).is_dir()
-    assert digests(lines).items() <= undisturbed.items()
+    assert digests(lines).items() <= uninterrupted.items()
 
-    lines, code = nursery.train(tmp_path / "run", resume=True, **options)
+    lines, code = fork_server.train(tmp_path / "run", resume=True, **options)
     assert (code, lines[0]["step"], lines[-1]["reason"]) == (0, stopped["step"], "finished")
     assert lines[-2]["step"] == STEPS
-    assert digests(lines).items() <= undisturbed.items()
+    assert digests(lines).items() <= uninterrupted.items()
 
 
-def test_twenty_crashes_at_random_moments(nursery, undisturbed, tmp_path):
+def test_a_run_survives_twenty_crashes_at_random_moments(fork_server, uninterrupted, tmp_path):
     random = np.random.default_rng(0)
     run, checkpoints = tmp_path / "run", tmp_path / "run" / "checkpoints"
     crashes = interrupted_saves = 0
@@ -125,11 +125,11 @@ def test_twenty_crashes_at_random_moments(nursery, undisturbed, tmp_path):
                 "delay": float(random.uniform(0, 0.2)),
             }
         options = {"steps": STEPS, "save_every": every, "sleep": 0.02}
-        lines, code = nursery.train(run, resume=saved is not None, **options, **kill)
+        lines, code = fork_server.train(run, resume=saved is not None, **options, **kill)
         assert code in (0, -signal.SIGKILL)
-        # It went on from the newest complete checkpoint, with exactly what an undisturbed run had.
+        # It resumed from the newest complete checkpoint, with the state of an uninterrupted run.
         assert lines[0]["step"] == (saved or 0)
-        assert digests(lines).items() <= undisturbed.items()
+        assert digests(lines).items() <= uninterrupted.items()
         names = {path.name for path in checkpoints.glob("*")}
         interrupted_saves += any(name.endswith("tmp") for name in names)
         complete = [int(name) for name in names if name.isdigit()]
@@ -144,17 +144,17 @@ def test_twenty_crashes_at_random_moments(nursery, undisturbed, tmp_path):
             saved = None
     # Otherwise this test would not test what it says.
     assert interrupted_saves > 3
-    lines, code = nursery.train(run, resume=saved is not None, steps=STEPS)
+    lines, code = fork_server.train(run, resume=saved is not None, steps=STEPS)
     assert code == 0
-    assert digests(lines)[STEPS] == undisturbed[STEPS]
+    assert digests(lines)[STEPS] == uninterrupted[STEPS]
 
 
 # A limit that spares the metrics, and one that nothing gets past.
 @pytest.mark.parametrize("limit", [30_000, 200])
-def test_a_run_can_continue_if_a_checkpoint_does_not_fit_on_the_disk(nursery, tmp_path, limit):
+def test_a_run_can_continue_if_a_checkpoint_does_not_fit_on_the_disk(fork_server, tmp_path, limit):
     options = {"kind": "heavy", "steps": 8, "sleep": 0.5}
     limits = {"3": limit, "7": -1}
-    lines, code = nursery.train(
+    lines, code = fork_server.train(
         tmp_path / "run", limits=limits, on_save_error="continue", **options
     )
     assert (code, lines[-1]["reason"], lines[-1]["step"]) == (0, "finished", 8)
@@ -168,26 +168,26 @@ def test_a_run_can_continue_if_a_checkpoint_does_not_fit_on_the_disk(nursery, tm
     content = (tmp_path / "run" / "metrics.jsonl").read_text()
     logged = [json.loads(line) for line in content.splitlines()]
     assert logged[-1]["message"] == "finished"
-    assert readable(nursery, tmp_path / "run") == digests(lines)[8]
+    assert read_newest_checkpoint(fork_server, tmp_path / "run") == digests(lines)[8]
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "8")
-    assert readable(nursery, tmp_path / "run") == digests(lines)[2]
+    assert read_newest_checkpoint(fork_server, tmp_path / "run") == digests(lines)[2]
 
 
-def readable(nursery, run):
-    """What the newest checkpoint holds."""
-    lines, code = nursery.train(run, resume=True, kind="heavy", steps=1)
+def read_newest_checkpoint(fork_server, run):
+    """A digest of the newest checkpoint."""
+    lines, code = fork_server.train(run, resume=True, kind="heavy", steps=1)
     assert code == 0
     return lines[0]["digest"]
 
 
-def test_a_run_stops_if_a_checkpoint_does_not_fit_on_the_disk(nursery, tmp_path):
+def test_a_run_stops_if_a_checkpoint_does_not_fit_on_the_disk(fork_server, tmp_path):
     options = {"kind": "heavy", "steps": 8}
     limits = {"3": 30_000}
-    lines, code = nursery.train(tmp_path / "run", limits=limits, sleep=0.3, **options)
+    lines, code = fork_server.train(tmp_path / "run", limits=limits, sleep=0.3, **options)
     assert code == 1
     assert lines[-1] == {"pid": lines[0]["pid"], "kind": "end", "step": 6, "reason": "failed"}
     assert "checkpoint of step 4 could not be written" in lines[-2]["message"]
-    again, code = nursery.train(tmp_path / "run", resume=True, **options)
+    again, code = fork_server.train(tmp_path / "run", resume=True, **options)
     assert (code, again[0]["step"], again[-1]["step"]) == (0, 2, 8)
     before, after = digests(lines), digests(again)
     assert all(before[step] == after[step] for step in before.keys() & after.keys())
@@ -196,12 +196,12 @@ def test_a_run_stops_if_a_checkpoint_does_not_fit_on_the_disk(nursery, tmp_path)
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     run = tmp_path_factory.mktemp("saved") / "run"
-    wide(steps=6, save_every=2, run=run).fit()
+    make_wide_trainer(steps=6, save_every=2, run=run).fit()
     return run
 
 
-def wide(**options):
-    """With arrays that are too large to be stored in the index of a checkpoint."""
+def make_wide_trainer(**options):
+    """A trainer with arrays that are too large for the index of a checkpoint."""
     return trainer(model=Net(width=512), **options)
 
 
@@ -218,7 +218,7 @@ def empty(path):
 
 
 @unread
-@pytest.mark.usefixtures("collected")
+@pytest.mark.usefixtures("collect_garbage")
 @pytest.mark.parametrize("damage", [delete, truncate, empty])
 @pytest.mark.parametrize(
     "pattern",
@@ -233,7 +233,7 @@ def empty(path):
 def test_a_damaged_checkpoint_is_named_and_can_be_skipped(saved, tmp_path, pattern, damage):
     run = tmp_path / "run"
     shutil.copytree(saved, run)
-    reader = READER.get("trainer") or READER.setdefault("trainer", wide())
+    reader = READER.get("trainer") or READER.setdefault("trainer", make_wide_trainer())
     before = jax.tree.map(np.asarray, reader.state)
     files = list((run / "checkpoints" / "6").glob(pattern))
     assert files
@@ -252,40 +252,40 @@ READER = {}
 
 
 @unread
-@pytest.mark.usefixtures("collected")
+@pytest.mark.usefixtures("collect_garbage")
 def test_a_run_resumes_before_a_damaged_checkpoint_and_replaces_it(saved, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     shutil.rmtree(run / "checkpoints" / "6" / "state")
-    second = wide(steps=8, save_every=2, run=run)
+    second = make_wide_trainer(steps=8, save_every=2, run=run)
     with pytest.raises(cx.CheckpointError, match=r"step 6.*damaged"):
         second.restore()
     assert second.restore(fallback=True) == 4
     second.fit()
-    whole = wide(steps=8)
+    whole = make_wide_trainer(steps=8)
     whole.fit()
-    third = wide(run=run)
+    third = make_wide_trainer(run=run)
     assert third.restore() == 8
     assert_same_state(third.state, whole.state)
     assert third.restore(6) == 6
 
 
 @unread
-@pytest.mark.usefixtures("collected")
+@pytest.mark.usefixtures("collect_garbage")
 def test_restoring_fails_if_every_checkpoint_is_damaged(saved, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(saved, run)
     for step in (2, 4, 6):
         shutil.rmtree(run / "checkpoints" / str(step) / "state")
     with pytest.raises(cx.CheckpointError, match=r"step 2 .*There is none before it"):
-        wide().restore(run=run, fallback=True)
+        make_wide_trainer().restore(run=run, fallback=True)
 
 
 BAD = 4
 
 
 def with_nan():
-    """Batches that are fine, but for one number at one step; what comes after is fine again."""
+    """Batches with one number that is not finite, at one step."""
 
     def make():
         for step, batch in enumerate(arrays().from_step(0)):
@@ -298,7 +298,7 @@ def with_nan():
 
 
 class Breaks(cx.Constraint):
-    """‖hidden kernel‖² = 1, which becomes infinite where the batch says so."""
+    """‖hidden kernel‖² = 1, with a residual that is infinite if the batch says so."""
 
     def residual(self, model, batch, *, key):
         kernel = model.hidden.kernel[...]

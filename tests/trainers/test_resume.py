@@ -1,4 +1,4 @@
-"""Training that was interrupted is the training that was not, to the last bit."""
+"""A run that was interrupted and resumed ends with the same bits as one that was not."""
 
 import grain
 import jax
@@ -29,8 +29,8 @@ from .problems import (
 )
 
 
-def interrupted(make, folder, *, half=3):
-    """The state after twice ``half`` steps: at once, and with a new trainer in between."""
+def train_with_and_without_a_break(make, folder, *, half=3):
+    """Trains for twice ``half`` steps: at once, and with a new trainer after half of them."""
     whole = make(steps=2 * half, run=folder / "whole")
     whole.fit()
     make(steps=half, run=folder / "parts").fit()
@@ -44,19 +44,19 @@ def interrupted(make, folder, *, half=3):
     return whole, second
 
 
-def noisy(**options):
+def make_noisy_trainer(**options):
     return trainer(model=Noisy(), constraints=[unit_hidden()], **options)
 
 
-def test_dropout_batch_statistics_and_constraints(tmp_path):
-    whole, parts = interrupted(noisy, tmp_path)
+def test_dropout_batch_statistics_and_constraints_resume_bit_for_bit(tmp_path):
+    whole, parts = train_with_and_without_a_break(make_noisy_trainer, tmp_path)
     assert_same_state(parts.state, whole.state)
     # That there was something to lose:
     rest = by_path(whole.state.rest)
     assert not np.array_equal(rest["norm.mean"], np.zeros(4))
 
 
-def test_dropout_draws_anew_in_each_step_and_depends_on_the_seed():
+def test_dropout_changes_with_every_step_and_with_the_seed():
     def loss(model, batch):
         kept = model.dropout(jnp.ones(64))
         return squared(model, batch), {"kept": jnp.sum(kept * jnp.arange(64.0))}
@@ -70,7 +70,7 @@ def test_dropout_draws_anew_in_each_step_and_depends_on_the_seed():
     assert len({*draws(0), *draws(1)}) == 6
 
 
-def masked(**options):
+def make_masked_trainer(**options):
     def loss(model, batch, key):
         return squared(cx.masks.sample(model, key), batch)
 
@@ -83,28 +83,28 @@ def masked(**options):
     )
 
 
-def test_learnable_masks(tmp_path):
-    whole, parts = interrupted(masked, tmp_path)
+def test_learnable_masks_resume_bit_for_bit(tmp_path):
+    whole, parts = train_with_and_without_a_break(make_masked_trainer, tmp_path)
     assert_same_state(parts.state, whole.state)
     density = float(cx.masks.expected_density(whole.trained))
     # Six steps that each take away 0.3 of what 0.9 is too much.
     assert density == pytest.approx(0.5 + 0.4 * 0.7**6, abs=1e-3)
 
 
-def test_multipliers(tmp_path):
+def test_multipliers_resume_bit_for_bit(tmp_path):
     def make(**options):
         return trainer(constraints=[unit_hidden()], method="lagrangian", **options)
 
-    whole, parts = interrupted(make, tmp_path)
+    whole, parts = train_with_and_without_a_break(make, tmp_path)
     assert_same_state(parts.state, whole.state)
     assert float(jnp.abs(whole.state.constraints.multipliers["unit-norm"]).sum()) > 0
 
 
-def test_accumulation_average_and_low_precision(tmp_path):
+def test_accumulation_average_and_low_precision_resume_bit_for_bit(tmp_path):
     def make(**options):
         return trainer(accumulate=2, ema=0.9, precision="bfloat16", **options)
 
-    whole, parts = interrupted(make, tmp_path)
+    whole, parts = train_with_and_without_a_break(make, tmp_path)
     assert_same_state(parts.state, whole.state)
 
 
@@ -138,8 +138,8 @@ class Jitter(grain.transforms.RandomMap):
         return {**element, "x": element["x"] + rng.normal(size=3).astype(np.float32)}
 
 
-def test_data_that_workers_read(tmp_path):
-    """The number of workers may change, too: batches are a function of the step."""
+def test_data_from_workers_resumes_bit_for_bit(tmp_path):
+    """The number of workers may change, because batches are a function of the step."""
     Points(data_dir=tmp_path, file_format="array_record").download_and_prepare()
 
     def make(workers):
@@ -157,7 +157,7 @@ def test_data_that_workers_read(tmp_path):
     assert_same_state(second.state, alone.state)
 
 
-def test_the_best_and_patience_are_remembered(tmp_path):
+def test_the_best_metric_and_patience_survive_a_restart(tmp_path):
     def distance(model, batch):
         return jnp.full(len(batch["x"]), (model.value[...] + 2) ** 2)
 
@@ -184,7 +184,7 @@ def test_the_best_and_patience_are_remembered(tmp_path):
     assert third.restore("last") == 6
 
 
-def test_going_back_sets_aside_what_came_after(tmp_path):
+def test_restoring_an_earlier_step_sets_later_checkpoints_aside(tmp_path):
     options = {"save_every": 1, "keep": cx.Keep(last=9), "run": tmp_path / "run"}
     counter(steps=5, **options).fit()
     recorder = Recorder()
@@ -266,7 +266,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         other.restore()
 
 
-def test_what_is_not_there_cannot_be_restored(tmp_path):
+def test_restoring_a_missing_checkpoint_is_an_error(tmp_path):
     with pytest.raises(cx.CheckpointError, match="nothing to restore"):
         counter(run=tmp_path / "run").restore()
     with pytest.raises(cx.CheckpointError, match="nothing to restore"):
@@ -278,7 +278,7 @@ def test_what_is_not_there_cannot_be_restored(tmp_path):
         counter(run=tmp_path / "run").restore("lsat")
 
 
-def test_another_run_is_a_place_to_start_from(tmp_path):
+def test_a_run_can_start_from_the_checkpoint_of_another(tmp_path):
     counter(steps=2, run=tmp_path / "first").fit()
     second = counter(steps=5, run=tmp_path / "second", save_every=1)
     assert second.restore(run=tmp_path / "first") == 2
@@ -291,8 +291,8 @@ def test_another_run_is_a_place_to_start_from(tmp_path):
         third.fit()
 
 
-def test_an_attached_model_and_its_optimizer_go_through_orbax(tmp_path):
-    """Without a trainer, as any NNX model and optimizer."""
+def test_orbax_restores_a_model_with_constraints_and_its_optimizer(tmp_path):
+    """Without a trainer, as for any NNX model and optimizer."""
 
     def make():
         model = cx.attach(Net(), unit_hidden())

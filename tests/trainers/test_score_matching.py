@@ -16,7 +16,7 @@ DEVIATION = 1.5
 
 
 def gaussian_score(x, sigma):
-    """Of N(0, DEVIATION²) with noise."""
+    """The score of N(0, DEVIATION²) with noise."""
     return -x / (DEVIATION**2 + sigma**2)[:, None]
 
 
@@ -31,7 +31,7 @@ def test_jacobians_and_asymmetry_of_a_linear_field():
     np.testing.assert_allclose(matching.asymmetry(jacobian), traces, rtol=1e-6)
 
 
-def test_a_gradient_is_symmetric():
+def test_the_jacobian_of_a_gradient_is_symmetric():
     x = jax.random.normal(jax.random.key(0), (5, 2))
     potential = lambda x: jnp.sin(x[0]) * x[1] ** 2  # noqa: E731
     jacobian = matching.jacobians(lambda x, _: jax.vmap(jax.grad(potential))(x), x, jnp.ones(5))
@@ -83,7 +83,7 @@ def test_the_likelihood_of_a_gaussian_is_exact():
 
 
 @pytest.mark.parametrize("dataset", ["8gaussian", "spirals", "checkerboard"])
-def test_data_sets_are_what_their_formulas_say(dataset):
+def test_data_sets_match_their_formulas(dataset):
     points = conservative_score.sample(dataset, np.random.default_rng(0), 20_000)
     assert points.shape == (20_000, 2)
     if dataset == "8gaussian":

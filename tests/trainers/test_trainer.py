@@ -42,7 +42,7 @@ def with_metrics(model, batch):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """One run with a folder, metrics, evaluation and callbacks, which several tests look at."""
+    """One run with a folder, metrics, evaluation and callbacks, shared by several tests."""
     recorder = Recorder()
     run = tmp_path_factory.mktemp("runs") / "plain"
     trained = trainer(
@@ -60,7 +60,7 @@ def plain(tmp_path_factory):
     return trained, trained.fit(), recorder, run
 
 
-def test_fit_is_the_loop_that_one_would_write(plain):
+def test_fit_matches_a_loop_written_by_hand(plain):
     trained, result, _, _ = plain
     path, _ = by_hand(Net(), optax.adam(0.05), arrays(), 7)
     np.testing.assert_allclose(flat(trained.state.parameters), path[-1], rtol=1e-6, atol=1e-7)
@@ -88,7 +88,7 @@ def test_logs_are_means_since_the_last_log(plain):
     assert recorder.logged[3]["update_norm"] > 0
 
 
-def test_callbacks_hear_of_everything_at_its_step(plain):
+def test_callbacks_are_called_at_the_right_steps(plain):
     _, result, recorder, _ = plain
     assert recorder.started == [0]
     assert list(recorder.evaluated) == [4, 7]
@@ -118,7 +118,7 @@ def test_evaluation_counts_every_example_once(plain, size):
     assert trained.evaluate(held_out)["absolute"] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_evaluation_says_what_it_lacks(plain):
+def test_evaluation_errors_say_what_is_missing(plain):
     with pytest.raises(ValueError, match=r"`evaluate` needs data"):
         counter().evaluate()
     wrong = counter(evaluation=ones(), metrics={"mean": lambda model, batch: jnp.mean(batch["x"])})
@@ -126,14 +126,14 @@ def test_evaluation_says_what_it_lacks(plain):
         wrong.evaluate()
 
 
-def test_parts_of_a_batch_add_up_to_the_whole():
+def test_accumulated_gradients_match_those_of_the_whole_batch():
     trained = trainer(accumulate=4, constraints=[unit_hidden()])
     trained.fit()
     path, _ = by_hand(Net(), optax.adam(0.05), arrays(), 6, unit_norm=0.5)
     np.testing.assert_allclose(flat(trained.state.parameters), path[-1], rtol=2e-5, atol=2e-6)
 
 
-def test_bfloat16_is_for_the_loss_alone():
+def test_bfloat16_applies_to_the_loss_alone():
     seen = {}
 
     def loss(model, batch):
@@ -174,7 +174,7 @@ def test_bfloat16_is_for_the_loss_alone():
     assert losses[0] == float(jnp.bfloat16(losses[0]))
 
 
-def test_the_average_is_its_formula_and_is_evaluated():
+def test_the_moving_average_matches_its_formula_and_is_evaluated():
     values = {"value": lambda model, batch: jnp.full(len(batch["x"]), model.value[...])}
     trained = counter(steps=5, ema=0.75, evaluation=ones(), metrics=values)
     result = trained.fit()
@@ -190,7 +190,7 @@ def distance(model, batch):
     return jnp.full(len(batch["x"]), (model.value[...] + 3) ** 2)
 
 
-def test_patience_ends_the_run_and_the_best_is_kept(tmp_path):
+def test_patience_ends_the_run_and_the_best_checkpoint_is_kept(tmp_path):
     recorder = Recorder()
     options = {
         "steps": 20,
@@ -214,7 +214,7 @@ def test_patience_ends_the_run_and_the_best_is_kept(tmp_path):
     assert saved == [2, 4, 6]
 
 
-def test_a_larger_metric_may_be_the_better_one(tmp_path):
+def test_a_monitor_can_look_for_the_largest_metric(tmp_path):
     options = {
         "evaluation": ones(),
         "metrics": {"distance": distance},
@@ -249,7 +249,7 @@ def test_a_fast_dev_run_takes_two_steps_and_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_validate_traces_and_does_not_run():
+def test_validate_traces_without_running():
     calls = []
 
     def loss(model, batch):
@@ -365,7 +365,7 @@ def test_augmentation_and_keys_differ_from_step_to_step():
     assert len({value for pair in drawn for value in pair}) == 6
 
 
-def test_only_what_is_selected_is_trained():
+def test_only_variables_selected_by_wrt_are_trained():
     trained = trainer(wrt=nnx.All(nnx.Param, nnx.PathContains("out")), steps=2)
     result = trained.fit()
     before = Net()
@@ -373,7 +373,7 @@ def test_only_what_is_selected_is_trained():
     assert not np.array_equal(result.model.out.kernel[...], before.out.kernel[...])
 
 
-def test_a_trainer_that_is_done_has_nothing_to_do():
+def test_fitting_a_finished_trainer_takes_no_steps():
     trained = counter(steps=3)
     trained.fit()
     for steps in (3, 2):

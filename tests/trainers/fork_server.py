@@ -1,7 +1,7 @@
-"""Trains in processes that are forked from this one, each ready in a second, to be killed.
+"""Forks a process for each training run that a test wants to kill, so that each starts in a second.
 
-Reads an attempt a line from stdin, as JSON, and says how its process ended. It must not touch a JAX
-backend itself: a fork of threads that a backend has started would hang.
+Reads one attempt per line from stdin, as JSON, and prints how its process ended. It must not use a
+JAX backend itself: a process forked from one whose backend has started threads would hang.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from tests.trainers import problems
 
 
 class Heavy(nnx.Module):
-    """Enough bytes that cannot be compressed to exceed a limit."""
+    """A parameter that is too large for a limit on the size of files, even compressed."""
 
     def __init__(self):
         self.value = nnx.Param(np.random.default_rng(0).normal(size=100_000).astype(np.float32))
@@ -49,7 +49,7 @@ def digest(state):
 
 
 class Diary(cx.Callback):
-    """A line for each step, and whatever an attempt is to do to itself on the way."""
+    """Prints a line for each step, and kills or limits its own process when the attempt says so."""
 
     def __init__(self, attempt):
         self._attempt = attempt
