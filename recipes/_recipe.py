@@ -197,7 +197,9 @@ class Recipe(abc.ABC, metaclass=Resolving):
         """How `find` gets this class again: its name, or the file that it is in."""
         if cls.__module__.startswith("constrainx.recipes."):
             return cls.name
-        return str(pathlib.Path(sys.modules[cls.__module__].__file__ or "").absolute())
+        module = sys.modules.get(cls.__module__)
+        # One that was written in a notebook has no file.
+        return str(pathlib.Path(getattr(module, "__file__", None) or "").absolute())
 
 
 def weigh_method(name: MethodName, weight: float) -> Method:

@@ -103,9 +103,10 @@ class GramSystem(NamedTuple):
 
     def correct(self, vector: PyTree, rows: Rows, metric: PyTree | None = None) -> Correction:
         """Solves the small dense problem."""
-        # The vector is needed twice. Without the barrier XLA computes its last part twice, too,
-        # with a pass over memory for each.
-        vector = jax.lax.optimization_barrier(vector)
+        if not rows.movable_alone:
+            # An update is needed twice. Without the barrier XLA computes its last part twice, too,
+            # with a pass over memory for each. A gradient comes from a product, and is there.
+            vector = jax.lax.optimization_barrier(vector)
         gram = self.gram if metric is None else self.jacobian.gram(metric)
         symmetric = self.jacobian.is_symmetric
         before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)

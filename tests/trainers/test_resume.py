@@ -322,3 +322,28 @@ def test_orbax_restores_a_model_with_constraints_and_its_optimizer(tmp_path):
     wanted, found = nnx.as_pure(nnx.state((model, optimizer))), nnx.as_pure(nnx.state(again))
     assert_same_state(found, wanted)
     assert [found.constraint.label for found in cx.constraints_of(again[0])] == ["unit-norm"]
+
+
+class TwoParts(nnx.Module):
+    """Two modules that have a constraint of the same name each."""
+
+    def __init__(self):
+        self.parts = nnx.List([Net(), Net()])
+        for part in self.parts:
+            cx.attach(part, unit_hidden())
+
+    def __call__(self, x):
+        return self.parts[0](x) + self.parts[1](x)
+
+
+def test_constraints_are_told_apart_by_their_modules_also_in_checkpoints(tmp_path):
+    options = {"evaluation": arrays(), "run": tmp_path / "run", "save_every": 2, "steps": 4}
+    straight = trainer(model=TwoParts(), **options)
+    assert straight.constraint_names == ("parts.0/unit-norm", "parts.1/unit-norm")
+    result = straight.fit()
+    assert {"violation/parts.0/unit-norm", "violation/parts.1/unit-norm"} <= set(result.metrics)
+    resumed = trainer(model=TwoParts(), **options)
+    resumed.restore(2)
+    assert np.isfinite(float(resumed.state.constraints.reports["parts.1/unit-norm"].violation))
+    resumed.fit()
+    assert_same_state(resumed.state, straight.state)
