@@ -11,6 +11,8 @@ import pytest
 from flax import nnx
 
 import constrainx as cx
+from constrainx.step import Taken, report_rows
+from tests.trainers.problems import assert_same_state, trainer, unit_hidden
 
 GOAL = jnp.array([2.0, 1.0])
 
@@ -218,3 +220,47 @@ def test_the_share_of_the_gradient_that_was_projected_out():
         np.testing.assert_allclose(state.constraints.removed, share, rtol=1e-6)
     _, state = optimizer.update(0 * gradient, optimizer.init(p), p)
     assert state.constraints.removed == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CountingPenalty:
+    """A method of a user's own: a penalty whose weight grows with the steps that it remembers."""
+
+    weight: float
+
+    def init(self, constraints, parameters):
+        return {"taken": jnp.zeros((), jnp.int32)}
+
+    def take(self, point, gradients, optimize, multipliers):
+        taken = multipliers["taken"] + 1
+
+        def penalty(p):
+            return 0.5 * self.weight * taken * sum(jnp.sum(c**2) for c in point.rows(p).values())
+
+        extra = jax.grad(penalty)(point.parameters)
+        update, state = optimize(jax.tree.map(jnp.add, gradients, extra))
+        reports = report_rows(point, point.rows(point.parameters))
+        return Taken(update, state, reports, multipliers={"taken": taken})
+
+
+def test_a_method_of_ones_own_trains_in_optax(x64):
+    p = train(CountingPenalty(0.02), steps=400)
+    assert abs(circle(p)) < abs(circle(train("none", steps=400)))
+    np.testing.assert_allclose(jnp.cross(p, GOAL), 0, atol=1e-2)
+
+
+def test_a_method_of_ones_own_trains_in_the_trainer_and_resumes(tmp_path):
+    options = {"method": CountingPenalty(0.02), "constraints": [unit_hidden()], "save_every": 2}
+    straight = trainer(run=tmp_path / "run", steps=4, **options)
+    straight.fit()
+    assert int(straight.state.constraints.multipliers["taken"]) == 4
+    resumed = trainer(run=tmp_path / "run", steps=4, **options)
+    resumed.restore(2)
+    assert int(resumed.state.constraints.multipliers["taken"]) == 2
+    resumed.fit()
+    assert_same_state(resumed.state, straight.state)
+
+
+def test_what_is_not_a_method_is_refused_when_it_is_given():
+    with pytest.raises(TypeError, match=r"`Trainer\(method=...\)`.*`init` and `take`"):
+        trainer(method=3)
