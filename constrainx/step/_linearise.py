@@ -34,7 +34,7 @@ Route: TypeAlias = Literal["gram", "iterative"]
 # faster than the iterations of LSMR; and gradients of all rows should fit beside the model.
 ROWS_WITH_STORED_GRADIENTS = 8
 # Only the Gram matrix gives the exact active set of inequalities, which is worth more.
-ROWS_WITH_INEQUALITIES = 512
+ROWS_WITH_INEQUALITIES = 256
 BYTES_OF_STORED_GRADIENTS = 2**31
 
 

@@ -49,6 +49,7 @@ class Rows(NamedTuple):
         inequality: whether it is one.
         movable_alone: whether the parameters that the rows may not move are left out of J v. A
             gradient is projected in the space of what may move; an update must obey as a whole.
+        has_inequalities: whether any row is one, known while tracing.
     """
 
     values: Float[Array, " rows"]
@@ -56,6 +57,7 @@ class Rows(NamedTuple):
     acts: Bool[Array, " rows"]
     inequality: Bool[Array, " rows"]
     movable_alone: bool = False
+    has_inequalities: bool = True
 
 
 class Layout(NamedTuple):
@@ -136,4 +138,11 @@ class Layout(NamedTuple):
             if reach is not None:
                 room = jnp.where(inequality, jnp.maximum(-values, 0) / reach, 0)
             target = jnp.where(twice, room, target)
-        return Rows(values, target, acts, inequality, movable_alone=stage == "gradient")
+        return Rows(
+            values,
+            target,
+            acts,
+            inequality,
+            movable_alone=stage == "gradient",
+            has_inequalities=any(member.kind == "inequality" for member in members),
+        )

@@ -12,7 +12,7 @@ Inequalities make that a quadratic program with λ ≥ 0 for their rows and J v'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -111,9 +111,11 @@ class GramSystem(NamedTuple):
         symmetric = self.jacobian.is_symmetric
         before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
         excess = before - rows.target
-        active, found = find_active_rows(
-            gram, excess, rows.acts, rows.inequality, symmetric=symmetric
-        )
+        active, found = rows.acts, jnp.ones((), bool)
+        if rows.has_inequalities:
+            active, found = find_active_rows(
+                gram, excess, rows.acts, rows.inequality, symmetric=symmetric
+            )
         multipliers = solve_gram(gram, excess, active, symmetric=symmetric)
         change = self.jacobian.rmatvec(multipliers, vector)
         if metric is not None:
@@ -165,30 +167,10 @@ class IterativeSystem(NamedTuple):
         cast = _cast(vector, self.parameters)
         before = self.linear(self._hold(cast) if rows.movable_alone else cast)
         excess = before - rows.target
-        has_inequalities = not isinstance(rows.inequality, jax.core.Tracer) and bool(
-            jnp.any(rows.inequality)
-        )
         active = rows.acts & (~rows.inequality | (excess > 0))
         solved = self._solve(excess, rows, active, metric)
-        if has_inequalities:
-            settled = jnp.zeros((), bool)
-            for _ in range(PASSES):
-                slack = self._slack(excess)
-                left = excess - self.linear(solved.change)
-                violated = rows.acts & rows.inequality & ~active & (left > slack)
-                multipliers = self._multipliers(solved.change, active, metric)
-                wrong = rows.inequality & active & (multipliers < 0)
-                settled = ~jnp.any(violated | wrong)
-                new = jnp.where(jnp.any(wrong), active & ~wrong, active | violated)
-                solved = jax.lax.cond(
-                    settled,
-                    lambda before=solved: before,
-                    lambda before=solved, new=new: _add_effort(
-                        self._solve(excess, rows, new, metric), before
-                    ),
-                )
-                active = jnp.where(settled, active, new)
-            solved = solved._replace(converged=solved.converged & settled)
+        if rows.has_inequalities:
+            solved = self._settle(solved, active, excess, rows, metric)
         return Correction(
             vector=_subtract(vector, solved.change),
             rows=rows,
@@ -203,6 +185,35 @@ class IterativeSystem(NamedTuple):
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
         """The same vector."""
         return _leave(vector, rows, None)
+
+    def _settle(
+        self,
+        solved: Solved,
+        active: Bool[Array, " rows"],
+        excess: Float[Array, " rows"],
+        rows: Rows,
+        metric: PyTree | None,
+    ) -> Solved:
+        """Changes which inequalities are active until none is violated and none pulls wrongly."""
+
+        def improve(carry: tuple[Solved, Array, Array], nothing: None) -> tuple[Any, None]:
+            solved, active, _ = carry
+            left = excess - self.linear(solved.change)
+            violated = rows.acts & rows.inequality & ~active & (left > self._slack(excess))
+            multipliers = self._multipliers(solved.change, active, metric)
+            wrong = rows.inequality & active & (multipliers < 0)
+            settled = ~jnp.any(violated | wrong)
+            changed = jnp.where(jnp.any(wrong), active & ~wrong, active | violated)
+            solved = jax.lax.cond(
+                settled,
+                lambda: solved,
+                lambda: _add_effort(self._solve(excess, rows, changed, metric), solved),
+            )
+            return (solved, jnp.where(settled, active, changed), settled), nothing
+
+        start = (solved, active, jnp.zeros((), bool))
+        (solved, _, settled), _ = jax.lax.scan(improve, start, length=PASSES)
+        return solved._replace(converged=solved.converged & settled)
 
     def _solve(
         self, excess: Array, rows: Rows, active: Bool[Array, " rows"], metric: PyTree | None
@@ -247,12 +258,16 @@ class IterativeSystem(NamedTuple):
             is_linear=True,
         )
         largest = jnp.max(jnp.abs(found))
-        return jnp.where(jnp.abs(found) <= 10 * INEXACT.rtol * largest, 0, found)
+        return jnp.where(jnp.abs(found) <= 10 * self._rtol * largest, 0, found)
+
+    @property
+    def _rtol(self) -> float:
+        """The relative accuracy of a solve; a solver of a user's own may not say."""
+        return getattr(INEXACT if self.solver is None else self.solver, "rtol", 1e-5)
 
     def _slack(self, excess: Array) -> Array:
         """What an inexact solve leaves, in the units of each row."""
-        rtol = INEXACT.rtol if self.solver is None else 1e-5
-        return 10 * rtol * self.scales * jnp.max(jnp.abs(excess / self.scales))
+        return 10 * self._rtol * self.scales * jnp.max(jnp.abs(excess / self.scales))
 
     def _hold(self, vector: PyTree) -> PyTree:
         if self.movable is None:

@@ -110,3 +110,27 @@ def test_a_step_is_differentiable_where_the_active_set_does_not_change(x64):
     bound = jnp.array([0.5, 0.9])
     gradient = jax.grad(step)(bound)
     np.testing.assert_allclose(gradient, [1.0, 0.0], atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [6, 15])
+def test_iterations_solve_the_same_program_or_say_that_they_did_not(x64, rows):
+    """Against the Gram matrix, which is exact: 60 random problems, most of them with corners."""
+    rng = np.random.default_rng(rows)
+
+    @jax.jit
+    def project_both(J, c, u):
+        constraint = at_most(lambda p: J @ p + c)
+        exact = cx.project(u, constraint, jnp.zeros(20), solver="gram")
+        found = cx.project(u, constraint, jnp.zeros(20), solver=cx.LSMR(rtol=1e-8))
+        report = found.reports["at-most"]
+        return exact.update, found.update, report.converged & report.resolved
+
+    solved = 0
+    for _ in range(60):
+        J, u = rng.normal(size=(rows, 20)), rng.normal(size=20)
+        c = -np.abs(rng.normal(size=rows)) * (rng.uniform(size=rows) < 0.7)
+        exact, found, is_solved = project_both(J, c, u)
+        if is_solved:
+            solved += 1
+            np.testing.assert_allclose(found, exact, atol=1e-4)
+    assert solved >= 54
