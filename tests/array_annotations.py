@@ -12,17 +12,9 @@ from typing import Any, get_args, get_origin
 import jaxtyping
 from beartype import beartype
 
-# Functions whose annotations are known to be wrong. Mend and delete them; never add to these.
-KNOWN = {
-    "constrainx.linalg._cholesky._inner_products",
-    "constrainx.linalg._lstsq.lstsq",
-}
-
 
 def check_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function in a check of its array annotations, for jaxtyping's import hook."""
-    if f"{function.__module__}.{function.__qualname__}" in KNOWN:
-        return function
     function.__annotations__ = {
         name: hint if _names_arrays(hint) else Any
         for name, hint in function.__annotations__.items()

@@ -8,7 +8,7 @@ import operator as op
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from constrainx.linalg import _dense, _vector
 from constrainx.linalg._info import Info, Reason
@@ -110,7 +110,7 @@ def direct_info(
 
 
 def _inner_products(
-    left: _dense.Stacked, right: _dense.Stacked, dtype: jnp.dtype
+    left: _dense.Stacked, right: PyTree[Float[Array, "other ..."]], dtype: jnp.dtype
 ) -> Float[Array, "short other"]:
     def of_leaf(a: Array, b: Array) -> Array:
         axes = tuple(range(1, a.ndim))

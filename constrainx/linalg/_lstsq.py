@@ -29,13 +29,13 @@ from constrainx.linalg._vector import Scalar, Vector
 
 def lstsq(
     matvec: Callable[..., Vector],
-    b: Vector,
+    b: PyTree,
     *args: Any,
     like: PyTree | None = None,
-    damp: float | Scalar = 0.0,
-    x0: Vector | None = None,
-    preconditioner: Vector | None = None,
-    reference: float | Scalar | None = None,
+    damp: float | Array = 0.0,
+    x0: PyTree | None = None,
+    preconditioner: PyTree | None = None,
+    reference: float | Array | None = None,
     solver: Solver = LSMR(),
     full_rank: bool = False,
     is_linear: bool = False,
