@@ -1,6 +1,11 @@
 """Eight simulated devices, and array annotations that are enforced, for the whole session."""
 
+import ctypes
+import gc
 import os
+import pathlib
+import resource
+import sys
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Nearly all of the time is compilation, and what is compiled runs once.
@@ -24,3 +29,25 @@ install_import_hook("constrainx", "tests.array_annotations.check_arrays")
 def x64():
     with jax.enable_x64(True):
         yield
+
+
+# What a worker may hold beyond its last clean-up. Compiled programs are several gigabytes in all.
+GROWTH = 2**30
+_held_after_clean_up = 0
+
+
+def _measure_memory():
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Between files, forgets compiled programs if they have become many."""
+    global _held_after_clean_up
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    if sys.platform == "linux" and _measure_memory() > _held_after_clean_up + GROWTH:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        _held_after_clean_up = _measure_memory()
