@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from constrainx.constraints import Composed, Member, Placement
@@ -54,7 +55,7 @@ class Rows(NamedTuple):
     values: Float[Array, " rows"]
     target: Float[Array, " rows"]
     acts: Bool[Array, " rows"]
-    inequality: Bool[Array, " rows"]
+    inequality: Bool[np.ndarray, " rows"]
     movable_alone: bool = False
 
 
@@ -128,7 +129,8 @@ class Layout(NamedTuple):
                 for m, place in zip(members, places, strict=True)
             ]
         )
-        inequality = self.spread([jnp.asarray(m.kind == "inequality") for m in members])
+        # Known before anything runs, and NumPy's, so that it stays known inside of `jax.jit`.
+        inequality = np.repeat([m.kind == "inequality" for m in members], self.counts)
         target = jnp.where(inequality & (values <= 0), -values, -gamma * values)
         if stage == "gradient" and "twice" in places:
             twice = self.spread([jnp.asarray(place == "twice") for place in places])

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
@@ -111,9 +112,8 @@ class GramSystem(NamedTuple):
         symmetric = self.jacobian.is_symmetric
         before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
         excess = before - rows.target
-        active, found = find_active_rows(
-            gram, excess, rows.acts, rows.inequality, symmetric=symmetric
-        )
+        inequality = jnp.asarray(rows.inequality)
+        active, found = find_active_rows(gram, excess, rows.acts, inequality, symmetric=symmetric)
         multipliers = solve_gram(gram, excess, active, symmetric=symmetric)
         change = self.jacobian.rmatvec(multipliers, vector)
         if metric is not None:
@@ -165,12 +165,9 @@ class IterativeSystem(NamedTuple):
         cast = _cast(vector, self.parameters)
         before = self.linear(self._hold(cast) if rows.movable_alone else cast)
         excess = before - rows.target
-        has_inequalities = not isinstance(rows.inequality, jax.core.Tracer) and bool(
-            jnp.any(rows.inequality)
-        )
         active = rows.acts & (~rows.inequality | (excess > 0))
         solved = self._solve(excess, rows, active, metric)
-        if has_inequalities:
+        if np.any(rows.inequality):
             settled = jnp.zeros((), bool)
             for _ in range(PASSES):
                 slack = self._slack(excess)
