@@ -34,3 +34,46 @@ def test_iterations_find_the_same_active_inequalities_inside_of_jit(every):
     np.testing.assert_allclose(step(UPDATE, cx.LSMR(rtol=1e-6)), exact, atol=1e-4)
     compiled = jax.jit(lambda update: step(update, cx.LSMR(rtol=1e-6)))(UPDATE)
     np.testing.assert_allclose(compiled, exact, atol=1e-4)
+
+
+def test_room_of_some_inequalities_does_not_hide_the_contradiction_of_others():
+    contradict = as_inequality(lambda p: jnp.stack([p[0] - 100.0, p[1] + 0.5, 0.5 - p[1]]))
+    step = cx.project(jnp.zeros(2), contradict, jnp.zeros(2))
+    assert not step.reports["at-most"].resolved
+    feasible = as_inequality(lambda p: jnp.stack([p[0] - 100.0, p[1] + 0.5, -2.0 - p[1]]))
+    step = cx.project(jnp.zeros(2), feasible, jnp.zeros(2))
+    assert step.reports["at-most"].resolved
+
+
+def test_rows_that_are_nearly_the_same_do_not_outweigh_another_constraint():
+    """The lengths of rows are estimated at random, which must be right for every draw."""
+    start = jnp.cos(7 * jnp.arange(64.0))
+    matrix = jnp.sin(jnp.arange(256.0) ** 2).reshape(4, 64)
+
+    def same(p):
+        return jnp.sum(jnp.sin(p * jnp.linspace(1, 2, 64))) + 1e-5 * jnp.arange(10) * p[:10]
+
+    def other(p):
+        return matrix @ p - 1
+
+    composed = cx.compose(same, other, gamma=0.5)
+
+    @jax.jit
+    def miss(key):
+        update = cx.project(jnp.sin(5 * start), composed, start, key=key).update
+        _, moved = jax.jvp(other, (start,), (update,))
+        asked = 0.5 * other(start)
+        return jnp.linalg.norm(moved + asked) / jnp.linalg.norm(asked)
+
+    missed = [float(miss(jax.random.key(seed))) for seed in range(20)]
+    assert max(missed) < 0.1
+
+
+def test_reports_of_one_name_in_several_transformations_are_all_there():
+    optimizer = optax.chain(
+        cx.nullspace(lambda p: p[0] - 1.0), cx.constrain(optax.sgd(0.1), lambda p: p[1] - 2.0)
+    )
+    p = jnp.zeros(2)
+    _, state = optimizer.update(p, optimizer.init(p), p)
+    found = {name: float(report.violation) for name, report in cx.reports(state).items()}
+    assert found == {"constraint": 1.0, "constraint-2": 2.0}
