@@ -108,8 +108,7 @@ class GramSystem(NamedTuple):
             # An update is needed twice. Without the barrier XLA computes its last part twice, too,
             # with a pass over memory for each. A gradient comes from a product, and is there.
             vector = jax.lax.optimization_barrier(vector)
-        gram = self.gram if metric is None else self.jacobian.gram(metric)
-        symmetric = self.jacobian.is_symmetric
+        gram, symmetric = self._find_gram(rows, metric)
         before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
         excess = before - rows.target
         inequality = jnp.asarray(rows.inequality)
@@ -133,6 +132,16 @@ class GramSystem(NamedTuple):
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
         """The same vector."""
         return _leave(vector, rows, jnp.zeros_like(rows.values))
+
+    def _find_gram(
+        self, rows: Rows, metric: PyTree | None
+    ) -> tuple[Float[Array, "rows rows"], bool]:
+        """The Gram matrix of what is asked, and whether it is symmetric."""
+        symmetric = self.jacobian.is_symmetric
+        if metric is None and (symmetric or not rows.movable_alone):
+            return self.gram, symmetric
+        gram = self.jacobian.gram(metric, movable_alone=rows.movable_alone)
+        return gram, symmetric or rows.movable_alone
 
 
 class IterativeSystem(NamedTuple):

@@ -1,5 +1,7 @@
 """Numbers that would be wrong without a word: steps and reports against plain references."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,3 +79,53 @@ def test_reports_of_one_name_in_several_transformations_are_all_there():
     _, state = optimizer.update(p, optimizer.init(p), p)
     found = {name: float(report.violation) for name, report in cx.reports(state).items()}
     assert found == {"constraint": 1.0, "constraint-2": 2.0}
+
+
+class TwoParts(nnx.Module):
+    def __init__(self):
+        self.first = nnx.Param(jnp.array([0.5, -1.0, 2.0]))
+        self.second = nnx.Param(jnp.array([1.0, 0.3, -0.7]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighted(cx.Constraint):
+    weights: tuple[float, ...]
+
+    def residual(self, model, batch, *, key):
+        values = jnp.concatenate([model.first[...], model.second[...]])
+        return jnp.asarray(self.weights) @ values - 0.3
+
+
+@pytest.mark.parametrize("placement", ["gradient", "twice"])
+def test_a_gradient_obeys_constraints_that_may_move_different_parameters(placement):
+    """What goes into the optimizer is the nearest gradient with J P g = γ c, or zero for "twice"."""
+    model = TwoParts()
+    some = Weighted(
+        weights=(1.0, -2.0, 0.5, 3.0, 1.0, -1.0),
+        wrt=nnx.All(nnx.Param, nnx.PathContains("first")),
+        name="some",
+        placement=placement,
+        gamma=0.5,
+    )
+    every = Weighted(
+        weights=(0.3, 1.0, 2.0, -1.0, 0.7, 1.5), name="every", placement=placement, gamma=0.5
+    )
+    seen = []
+
+    def note(updates, state, params=None):
+        seen.append(np.concatenate(jax.tree.leaves(updates)))
+        return jax.tree.map(jnp.negative, updates), state
+
+    recorder = optax.GradientTransformation(lambda params: (), note)
+    optimizer = cx.constrain(recorder, (some, every), model=model)
+    params = nnx.state(model, nnx.Param)
+    gradient = jax.tree.map(jnp.cos, params)
+    optimizer.update(gradient, optimizer.init(params), params)
+
+    moving = np.array([some.weights, every.weights])
+    moving[0, 3:] = 0
+    rows = np.array([constraint.residual(model, None, key=None) for constraint in (some, every)])
+    pull = 0.5 * rows if placement == "gradient" else np.zeros(2)
+    before = np.concatenate(jax.tree.leaves(gradient))
+    exact = before - np.linalg.pinv(moving) @ (moving @ before - pull)
+    np.testing.assert_allclose(seen[-1], exact, atol=1e-5)
