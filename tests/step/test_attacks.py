@@ -11,6 +11,7 @@ from flax import nnx
 
 import constrainx as cx
 from constrainx.constraints import Composed, Member
+from constrainx.step._live import find_live_inputs
 
 _rng = np.random.default_rng(0)
 MATRIX = jnp.asarray(_rng.normal(size=(6, 8)), jnp.float32)
@@ -98,7 +99,7 @@ class Weighted(cx.Constraint):
 
 @pytest.mark.parametrize("placement", ["gradient", "twice"])
 def test_a_gradient_obeys_constraints_that_may_move_different_parameters(placement):
-    """What goes into the optimizer is the nearest gradient with J P g = γ c, or zero for "twice"."""
+    """The nearest gradient with J P g = γ c goes in, or with J P g = 0 if it is projected twice."""
     model = TwoParts()
     some = Weighted(
         weights=(1.0, -2.0, 0.5, 3.0, 1.0, -1.0),
@@ -129,3 +130,79 @@ def test_a_gradient_obeys_constraints_that_may_move_different_parameters(placeme
     before = np.concatenate(jax.tree.leaves(gradient))
     exact = before - np.linalg.pinv(moving) @ (moving @ before - pull)
     np.testing.assert_allclose(seen[-1], exact, atol=1e-5)
+
+
+def _stop_after_three(p, batch, key):
+    return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + c[0], c[2]), (
+        p[0], p[1], key,
+    ))[1]  # fmt: skip
+
+
+def _add_in_turn(p, first, second):
+    """Each round reads what the round before has carried on from the next one."""
+    start = (p, jnp.zeros(3), first)
+    return jax.lax.scan(lambda c, x: ((c[0] + c[1], c[1] + c[2], c[2]), None), start, second)[0][0]
+
+
+@jax.custom_jvp
+def _pretend(p, batch):
+    return 2 * p
+
+
+_pretend.defjvp(lambda primals, tangents: (2 * primals[0], primals[1] * tangents[0]))
+
+
+@pytest.mark.parametrize(
+    ("function", "live"),
+    [
+        (jax.checkpoint(lambda p, batch, key: 2 * p), (False, False)),
+        (jax.checkpoint(lambda p, batch, key: batch * p), (True, False)),
+        (lambda p, batch, key: jax.lax.cond(p[0] > 0, lambda p, b, k: p, lambda p, b, k: 2 * p,
+                                            p, batch, key), (False, False)),
+        (lambda p, batch, key: jax.lax.cond(p[0] > 0, lambda p, b, k: p, lambda p, b, k: b * p,
+                                            p, batch, key), (True, False)),
+        (lambda p, batch, key: jax.lax.cond(batch[0] > 0, lambda p: p, lambda p: 2 * p, p),
+         (True, False)),
+        (lambda p, batch, key: jax.lax.scan(lambda c, x: ((2 * c[0], c[1]), x), (p, key),
+                                            batch)[0][0], (False, False)),
+        (lambda p, batch, key: jax.lax.scan(lambda c, x: (c * x, c), p, batch)[1], (True, False)),
+        (lambda p, batch, key: _add_in_turn(p, batch, None if key is None else jnp.ones(2)),
+         (True, False)),
+        (_stop_after_three, (False, False)),
+        (lambda p, batch, key: jax.lax.while_loop(lambda c: c[1] < batch[0], lambda c: (2 * c[0],
+                                                  c[1] + 1), (p, 0.0))[0], (True, False)),
+        (lambda p, batch, key: jax.lax.fori_loop(0, 3, lambda i, c: c * batch, p), (True, False)),
+        (lambda p, batch, key: _pretend(p, batch), (True, False)),
+        (lambda p, batch, key: p * jax.lax.stop_gradient(batch), (True, False)),
+        (lambda p, batch, key: p * batch.size, (False, False)),
+        (lambda p, batch, key: p + jax.random.normal(key, (3,)), (False, True)),
+    ],
+)  # fmt: skip
+def test_live_inputs_are_found_inside_of_control_flow(function, live):
+    closed = jax.make_jaxpr(function)(jnp.ones(3), jnp.ones(3), jax.random.key(0))
+    assert find_live_inputs(closed)[1:] == live
+
+
+def test_rows_of_the_parameters_alone_are_met_through_a_model_with_recomputed_dropout():
+    """The random streams go into the block that is recomputed, but nothing is drawn from them."""
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+            self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+        def __call__(self, x):
+            return nnx.remat(lambda net, x: net.dropout(jnp.tanh(net.layer(x))))(self, x)
+
+    class AtOrigin(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            return jnp.sum(model(jnp.ones((1, 2)))) - 0.3
+
+    model, constraint = Net(), AtOrigin(gamma=0.5)
+    optimizer = cx.constrain(optax.adam(0.1), constraint, model=model)
+    params = nnx.state(model, nnx.Param)
+    gradient = jax.tree.map(lambda leaf: jnp.cos(3 * leaf), params)
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    rows = cx.compose(constraint, model=model)
+    c, moved = jax.jvp(lambda p: rows(p)["at-origin"], (params,), (updates,))
+    np.testing.assert_allclose(moved, -0.5 * c, atol=1e-5)
