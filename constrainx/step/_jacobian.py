@@ -93,7 +93,8 @@ class StackedJacobian:
     """The rows of several constraints on the same parameters, one below the other.
 
     The blocks of each stay what they are. With P for what each row may move, the Gram matrix is
-    G = J P Jᵀ, symmetric where the rows that share a parameter agree on whether it moves.
+    G = J P Jᵀ, symmetric where the rows that share a parameter agree on whether it moves. Where
+    they do not, J P v needs another one than J v, (J P)(J P)ᵀ, which is always symmetric.
     """
 
     parts: tuple[RowJacobian, ...]
@@ -135,10 +136,12 @@ class StackedJacobian:
         ]
         return jax.tree.unflatten(tree, totals)
 
-    def gram(self, metric: Vector | None = None) -> Float[Array, "rows rows"]:
-        """J P Jᵀ, or J P D Jᵀ with a diagonal metric D."""
+    def gram(
+        self, metric: Vector | None = None, *, movable_alone: bool = False
+    ) -> Float[Array, "rows rows"]:
+        """J P D Jᵀ with a diagonal metric D, or (J P) D (J P)ᵀ with ``movable_alone``."""
         weights = None if metric is None else self.parts[0].tree.flatten_up_to(metric)
-        symmetric = self.is_symmetric
+        symmetric = movable_alone or self.is_symmetric
         rows: list[list[Array]] = []
         for i, first in enumerate(self.parts):
             rows.append([])
@@ -146,7 +149,8 @@ class StackedJacobian:
                 if symmetric and j < i:
                     rows[i].append(rows[j][i].T)
                 else:
-                    rows[i].append(_correlate_rows(first, second, weights))
+                    found = _correlate_rows(first, second, weights, movable_alone=movable_alone)
+                    rows[i].append(found)
         return jnp.concatenate([jnp.concatenate(row, axis=1) for row in rows])
 
     def materialise(self, like: Vector) -> Float[Array, "rows parameters"]:
@@ -285,13 +289,13 @@ def _kernel_gradients(
 
 
 def _correlate_rows(
-    first: RowJacobian, second: RowJacobian, metric: list[Array] | None
+    first: RowJacobian, second: RowJacobian, metric: list[Array] | None, *, movable_alone: bool
 ) -> Float[Array, "rows more_rows"]:
-    """J₁ P₂ D J₂ᵀ."""
+    """J₁ P₂ D J₂ᵀ, or J₁ P₁ P₂ D J₂ᵀ with ``movable_alone``."""
     parts = [
         correlate(first.blocks[index], second.blocks[index], metric[index] if metric else None)
         for index in range(len(first.blocks))
-        if second.can_move(index)
+        if second.can_move(index) and (not movable_alone or first.can_move(index))
     ]
     dtype = jnp.result_type(jnp.float32, first.values, second.values)
     return _add(parts, jnp.zeros((len(first.values), len(second.values)), dtype))

@@ -226,13 +226,19 @@ def _common_movable(point: Point) -> tuple[bool, ...] | None:
 def _measure_scales(
     linear: Any, values: Float[Array, " rows"], counts: tuple[int, ...], point: Point
 ) -> Float[Array, " rows"]:
-    """The root mean square length of each constraint's rows: ‖Jᵀz‖² with random signs z."""
-    transpose = jax.linear_transpose(linear, point.parameters)
-    signs = jax.random.rademacher(jax.random.fold_in(point.key, 3), values.shape, values.dtype)
+    """The root mean square length of each constraint's rows: ‖Jᵀz‖ / ‖z‖ for random z.
+
+    Of rows that are nearly the same, random signs would often cancel all, and the constraint would
+    outweigh the others without bound. Normal numbers seldom do, and twice in a row hardly ever.
+    """
+    transpose = jax.vmap(jax.linear_transpose(linear, point.parameters))
+    shape = (2, values.size)
+    probes = jax.random.normal(jax.random.fold_in(point.key, 3), shape, values.dtype)
     scales, start = [], 0
     for count in counts:
         inside = (jnp.arange(values.size) >= start) & (jnp.arange(values.size) < start + count)
-        length = norm(transpose(jnp.where(inside, signs, 0))[0]) / jnp.sqrt(float(count))
+        own = jnp.where(inside, probes, 0)
+        length = norm(transpose(own)[0]) / norm(own)
         scales.append(jnp.full(count, jnp.where(length > 0, length, 1), values.dtype))
         start += count
     return jax.lax.stop_gradient(jnp.concatenate(scales))

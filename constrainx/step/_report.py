@@ -70,15 +70,22 @@ def initial_state(constraints: Composed, multipliers: PyTree = ()) -> Constraint
 
 
 def reports(state: PyTree) -> dict[str, Report]:
-    """Finds the constraints' reports of the last step anywhere in an optimizer's state."""
+    """Finds the constraints' reports of the last step anywhere in an optimizer's state.
+
+    Where several transformations have a constraint of the same name, the later ones are numbered.
+    """
     found: dict[str, Report] = {}
 
     def is_state(node: Any) -> bool:
         return isinstance(node, ConstraintState)
 
     for node in jax.tree.leaves(nnx.as_pure(state), is_leaf=is_state):
-        if is_state(node):
-            found.update(node.reports)
+        for name, report in node.reports.items() if is_state(node) else ():
+            number, unique = 1, name
+            while unique in found:
+                number += 1
+                unique = f"{name}-{number}"
+            found[unique] = report
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from constrainx.constraints import Composed, Member, Placement
@@ -49,15 +50,13 @@ class Rows(NamedTuple):
         inequality: whether it is one.
         movable_alone: whether the parameters that the rows may not move are left out of J v. A
             gradient is projected in the space of what may move; an update must obey as a whole.
-        has_inequalities: whether any row is one, known while tracing.
     """
 
     values: Float[Array, " rows"]
     target: Float[Array, " rows"]
     acts: Bool[Array, " rows"]
-    inequality: Bool[Array, " rows"]
+    inequality: Bool[np.ndarray, " rows"]
     movable_alone: bool = False
-    has_inequalities: bool = True
 
 
 class Layout(NamedTuple):
@@ -130,7 +129,8 @@ class Layout(NamedTuple):
                 for m, place in zip(members, places, strict=True)
             ]
         )
-        inequality = self.spread([jnp.asarray(m.kind == "inequality") for m in members])
+        # Known before anything runs, and NumPy's, so that it stays known inside of `jax.jit`.
+        inequality = np.repeat([m.kind == "inequality" for m in members], self.counts)
         target = jnp.where(inequality & (values <= 0), -values, -gamma * values)
         if stage == "gradient" and "twice" in places:
             twice = self.spread([jnp.asarray(place == "twice") for place in places])
@@ -144,5 +144,4 @@ class Layout(NamedTuple):
             acts,
             inequality,
             movable_alone=stage == "gradient",
-            has_inequalities=any(member.kind == "inequality" for member in members),
         )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
@@ -107,14 +108,13 @@ class GramSystem(NamedTuple):
             # An update is needed twice. Without the barrier XLA computes its last part twice, too,
             # with a pass over memory for each. A gradient comes from a product, and is there.
             vector = jax.lax.optimization_barrier(vector)
-        gram = self.gram if metric is None else self.jacobian.gram(metric)
-        symmetric = self.jacobian.is_symmetric
+        gram, symmetric = self._find_gram(rows, metric)
         before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
         excess = before - rows.target
         active, found = rows.acts, jnp.ones((), bool)
-        if rows.has_inequalities:
+        if np.any(rows.inequality):
             active, found = find_active_rows(
-                gram, excess, rows.acts, rows.inequality, symmetric=symmetric
+                gram, excess, rows.acts, jnp.asarray(rows.inequality), symmetric=symmetric
             )
         multipliers = solve_gram(gram, excess, active, symmetric=symmetric)
         change = self.jacobian.rmatvec(multipliers, vector)
@@ -135,6 +135,16 @@ class GramSystem(NamedTuple):
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
         """The same vector."""
         return _leave(vector, rows, jnp.zeros_like(rows.values))
+
+    def _find_gram(
+        self, rows: Rows, metric: PyTree | None
+    ) -> tuple[Float[Array, "rows rows"], bool]:
+        """The Gram matrix of what is asked, and whether it is symmetric."""
+        symmetric = self.jacobian.is_symmetric
+        if metric is None and (symmetric or not rows.movable_alone):
+            return self.gram, symmetric
+        gram = self.jacobian.gram(metric, movable_alone=rows.movable_alone)
+        return gram, symmetric or rows.movable_alone
 
 
 class IterativeSystem(NamedTuple):
@@ -169,7 +179,7 @@ class IterativeSystem(NamedTuple):
         excess = before - rows.target
         active = rows.acts & (~rows.inequality | (excess > 0))
         solved = self._solve(excess, rows, active, metric)
-        if rows.has_inequalities:
+        if np.any(rows.inequality):
             solved = self._settle(solved, active, excess, rows, metric)
         return Correction(
             vector=_subtract(vector, solved.change),
