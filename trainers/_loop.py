@@ -102,12 +102,8 @@ class Loop:
             schedule: when to do what.
             take_step: the compiled step.
             start_totals: a batch on the devices ↦ the sums of all metrics, at zero.
-        <<<<<<< HEAD
             causes: what may turn out not to be finite, in the order of `Health.cause`.
             watch: looks at what is logged, for signs that the run goes wrong.
-        =======
-            causes: what may not be finite, in the order of `Health.cause`.
-        >>>>>>> docs
             evaluate: measures the current state, or None.
             listeners: the callbacks.
             checkpoints: where to save, or None.
