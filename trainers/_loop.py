@@ -42,7 +42,7 @@ class Ending(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a loop.
+    """How a loop ended.
 
     Attributes:
         ending: why it ended.
@@ -214,7 +214,7 @@ class Loop:
             figures["steps_per_second"] = steps / elapsed
             figures["data_wait"] = self._waited / elapsed
         if taken:
-            # Before a step that was not finite ends the run: this may be why.
+            # First, because it may explain a step that was not finite, which ends the run below.
             for sentence in self._watch.look(self._step, figures):
                 self.tell(sentence)
         self._check_health()
@@ -286,7 +286,7 @@ class Loop:
         checkpoints, metrics = self._checkpoints, {}
         if self._evaluated_at == self._step:
             metrics = self._evaluated
-        # A failed save is no reason not to try the next one.
+        # An earlier save that failed must not keep this one from being tried.
         self._try_to_save(checkpoints.wait)
         begun = self._try_to_save(
             lambda: checkpoints.save(self._step, progress.state, about=about, metrics=metrics)

@@ -30,8 +30,8 @@ def check_no_named_axes(matvec: jex.ClosedJaxpr) -> None:
     names = [effect.name for effect in matvec.effects if type(effect).__name__ == "NamedAxisEffect"]
     if names:
         raise ArgumentTypeError(
-            f"`matvec` communicates over the named axis {_listed(names)}, of which `lstsq` sees "
-            "one lane or device at a time, so that its inner products would be wrong. Call `lstsq` "
+            f"`matvec` communicates over the named axis {_listed(names)}, but `lstsq` sees "
+            "one lane or device of it at a time, so its inner products would be wrong. Call it "
             "outside of the `jax.vmap` or `jax.shard_map` that names the axis, with a `matvec` "
             "that works on whole arrays."
         )

@@ -103,9 +103,9 @@ class Sharding:
         return jax.tree.map(put, state, self.of_state(state))
 
     def place_batch(self, rows: PyTree[np.ndarray]) -> PyTree[jax.Array | np.ndarray]:
-        """The global batch, of which each process gives its rows.
+        """Puts a batch on the devices; each process passes its own rows of it.
 
-        On one device the rows are returned as they are: `jax.jit` moves them faster than we could.
+        On one device the rows are returned as they are, because `jax.jit` moves them faster.
         """
         if self.mesh.size == 1:
             return rows
@@ -137,9 +137,9 @@ class Sharding:
         processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
         return (
             f"{self.mesh.size} × {kind}{processes}, data {self.mesh.shape['data']} × fsdp "
-            f"{self.mesh.shape['fsdp']}: batch {batch}, {batch // self.mesh.size} a device; "
-            f"{split} of {len(leaves)} arrays of the state split, {_bytes(held)} a device of "
-            f"{_bytes(total)}"
+            f"{self.mesh.shape['fsdp']}: batch {batch}, {batch // self.mesh.size} per device; "
+            f"{split} of {len(leaves)} arrays of the state split, {_bytes(held)} of "
+            f"{_bytes(total)} per device"
         )
 
 

@@ -8,8 +8,8 @@ import jax.extend.core as jex
 def find_live_inputs(closed: jex.ClosedJaxpr) -> tuple[bool, ...]:
     """For each input, whether any output may depend on it.
 
-    Goes into the functions that `jax.jit` has wrapped; takes everything that goes into another
-    equation whose result is needed as needed.
+    Looks inside of functions that `jax.jit` has wrapped. Any other equation whose result is needed
+    counts as needing all of its inputs.
 
     >>> import jax
     >>> find_live_inputs(jax.make_jaxpr(lambda a, b, c: (a + 0 * b) * 2)(1.0, 2.0, 3.0))

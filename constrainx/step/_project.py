@@ -18,7 +18,7 @@ from constrainx.step._system import INEXACT, Correction, System
 
 
 class Projection(NamedTuple):
-    """All there is to know about a step.
+    """A projected update, and what was found on the way.
 
     Attributes:
         update: u'.
@@ -119,10 +119,10 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
         violation = jnp.sqrt(jnp.mean(jnp.square(measure_excess(member, values))))
         left = measure_excess(member, after - target)
         active = jnp.any(acts)
-        # A tenth of γ c and of what counts as zero, and what an inexact solve leaves of J u + γ c.
+        # A tenth of γ c, a tenth of the tolerance, and what an inexact solve leaves of J u + γ c.
         allowed = 0.1 * (norm(target) + member.tolerance * jnp.sqrt(values.size))
         allowed += 20 * INEXACT.rtol * norm(before - target)
-        # Of rows with small singular values it leaves more; a tenth more for rounding.
+        # It leaves more of rows with small singular values; and ten per cent for rounding.
         allowed += 1.1 * jnp.max(undone, initial=0)
         reports[member.name] = Report(
             violation=violation,
