@@ -44,9 +44,10 @@ class Sharding:
         available = jax.devices()
         count = len(available) if devices is None else devices
         if not 1 <= count <= len(available):
+            allowed = "1" if len(available) == 1 else f"between 1 and {len(available)}"
             raise ArgumentError(
-                f"`devices={devices}` must be between 1 and {len(available)}, which is what JAX "
-                "sees. `constrainx info` lists them."
+                f"`devices={devices}` must be {allowed}, as many as JAX sees. `constrainx info` "
+                "lists them."
             )
         used = {device.process_index for device in available[:count]}
         idle = sorted({*range(jax.process_count())} - used)
