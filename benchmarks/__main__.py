@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import pathlib
 
 from benchmarks import (
@@ -18,6 +17,7 @@ from benchmarks import (
     sweep,
     toy,
 )
+from constrainx.errors import did_you_mean
 
 BENCHMARKS = {
     "adjoint": adjoint.run,
@@ -67,10 +67,8 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in BENCHMARKS:
-            nearest = difflib.get_close_matches(name, BENCHMARKS, n=1, cutoff=0.0)[0]
-            parser.error(
-                f"there is no benchmark {name!r}, did you mean {nearest!r}? Choose from {_listed()}"
-            )
+            hint = did_you_mean(name, BENCHMARKS, cutoff=0.0)
+            parser.error(f"there is no benchmark {name!r}.{hint} Choose from {_listed()}.")
     return options
 
 

@@ -71,7 +71,7 @@ def run(*, quick: bool) -> Report:
                 share <= 0.5,
             ),
             Goal(
-                "no rival is better in both at equal time",
+                "no other method is better in both at equal time",
                 ", ".join(better) or "none",
                 best is not None and not better,
             ),

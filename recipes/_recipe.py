@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
+from constrainx.errors import ArgumentError
 from constrainx.recipes._resolve import CHOICES, RecipeError, Resolving
 from constrainx.runtime import Callback, Keep
 from constrainx.step import Lagrangian, Method, MethodName, Penalty, as_method
@@ -210,7 +211,15 @@ def weigh_method(name: MethodName, weight: float) -> Method:
 
 
 def steps_of(*, epochs: float, examples: int, batch: int) -> int:
-    """How many steps this many passes over the data take."""
+    """How many steps this many passes over the data take.
+
+    Raises:
+        ArgumentError: a recipe was asked for no passes, or for batches without examples.
+    """
+    if epochs <= 0:
+        raise ArgumentError(f"`epochs` must be more than 0, got {epochs!r}.")
+    if batch < 1:
+        raise ArgumentError(f"`batch` must be at least 1, got {batch!r}.")
     return max(1, math.ceil(epochs * examples / batch))
 
 

@@ -16,4 +16,4 @@ def test_quick(tmp_path, capsys):
 def test_a_wrong_name_gets_the_nearest(capsys):
     with pytest.raises(SystemExit):
         benchmarks.main(["adjiont"])
-    assert "did you mean 'adjoint'" in capsys.readouterr().err
+    assert "Did you mean 'adjoint'" in capsys.readouterr().err

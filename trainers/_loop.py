@@ -42,7 +42,7 @@ class Ending(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of a loop.
+    """How a loop ended.
 
     Attributes:
         ending: why it ended.
@@ -102,12 +102,8 @@ class Loop:
             schedule: when to do what.
             take_step: the compiled step.
             start_totals: a batch on the devices ↦ the sums of all metrics, at zero.
-        <<<<<<< HEAD
             causes: what may turn out not to be finite, in the order of `Health.cause`.
             watch: looks at what is logged, for signs that the run goes wrong.
-        =======
-            causes: what may not be finite, in the order of `Health.cause`.
-        >>>>>>> docs
             evaluate: measures the current state, or None.
             listeners: the callbacks.
             checkpoints: where to save, or None.
@@ -218,7 +214,7 @@ class Loop:
             figures["steps_per_second"] = steps / elapsed
             figures["data_wait"] = self._waited / elapsed
         if taken:
-            # Before a step that was not finite ends the run: this may be why.
+            # First, because it may explain a step that was not finite, which ends the run below.
             for sentence in self._watch.look(self._step, figures):
                 self.tell(sentence)
         self._check_health()
@@ -290,7 +286,7 @@ class Loop:
         checkpoints, metrics = self._checkpoints, {}
         if self._evaluated_at == self._step:
             metrics = self._evaluated
-        # A failed save is no reason not to try the next one.
+        # An earlier save that failed must not keep this one from being tried.
         self._try_to_save(checkpoints.wait)
         begun = self._try_to_save(
             lambda: checkpoints.save(self._step, progress.state, about=about, metrics=metrics)

@@ -57,7 +57,7 @@ class Measure:
 
         Args:
             parameters: of the model.
-            rest: of its state.
+            rest: the rest of its state.
             data: to measure on.
             limit: the largest number of batches to use.
         """
@@ -77,7 +77,7 @@ class Measure:
         """The data's own, as a multiple of the devices, and at most the number of examples."""
         devices = self.sharding.mesh.size
         wanted = data.batch if data.examples is None else min(data.batch, data.examples)
-        # Rounded up, a batch that is all of the data would never be full.
+        # Rounding up could make a batch larger than the data, and it would never be full.
         return max(wanted // devices, 1) * devices
 
     def _measure_batch(

@@ -271,7 +271,7 @@ def _check_scalars(loss: Any, metrics: Any) -> None:
     if not isinstance(metrics, Mapping):
         raise ArgumentTypeError(
             "`loss` must return a number, or a number and a dictionary of metrics, got "
-            f"{type(metrics).__name__} second."
+            f"{type(metrics).__name__} as the second."
         )
     for name, value in metrics.items():
         if jnp.shape(value) != ():

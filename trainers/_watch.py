@@ -1,4 +1,4 @@
-"""A watch on the logged figures, which tells once what goes wrong in a run and what to try."""
+"""A watch on the logged figures, which says once what goes wrong in a run and what to try."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from constrainx.constraints import Composed, Member
 from constrainx.runtime import REMOVED, constraint_metric
 from constrainx.step import Method, NullSpace
 
-# The projection removes this share of the gradient, in so many logs in a row.
+# Warn if the projection removes more than this share of the gradient in this many logs in a row.
 MOST, IN_A_ROW = 0.9, 5
-# A violation stands still at so many times its tolerance, while the loss grows by this factor from
-# one half of so many logs to the other.
+# Warn if a violation stays FAR times above its tolerance and varies by no more than the share STILL
+# over this many LOGS, while the mean loss GROWS by this factor from their first half to the second.
 FAR, STILL, GROWS, LOGS = 10.0, 0.1, 1.2, 10
-# So many times the smallest value so far is no longer noise.
+# Warn if a figure exceeds its smallest value so far by this factor, which is no longer noise.
 ORDERS = 1e3
 
 
 class Watch:
     """Looks at what is logged anyway, and finds the ways in which constrained runs go wrong.
 
-    - Nearly all of the gradient is projected out, log after log. That is also how a run ends that
-      has found the best point of the constraints; then the loss has fallen and they are met.
+    - Nearly all of the gradient is projected out, log after log. A run that has found the
+      constrained optimum looks like that, too, but there the loss has fallen and the constraints
+      are met, and nothing is said.
     - A violation stands still far above its tolerance, while the loss grows.
-    - The loss or a violation is a thousand times its smallest value. That counts from the tolerance
-      of a constraint, and of the loss not below where it began: after it has fallen by many orders,
-      some of them come and go.
+    - The loss or a violation is a thousand times its smallest value. Values of a violation below
+      its tolerance count as the tolerance. A loss that has fallen by many orders of magnitude may
+      rise again by some of them, up to where it began.
 
-    Each is told once.
+    Each is reported once.
     """
 
     def __init__(self, constraints: Composed | None, method: Method):
@@ -37,7 +38,7 @@ class Watch:
 
         Args:
             constraints: whose violations to look at, or None.
-            method: by which the optimizer respects them, and which decides what to try.
+            method: how the optimizer respects them; what to try depends on it.
         """
         self._members = tuple(constraints or ())
         self._advice = _advise(method, self._members)
@@ -49,15 +50,15 @@ class Watch:
         self._violations = {member.name: _recent() for member in self._members}
 
     def look(self, step: int, figures: Mapping[str, float]) -> list[str]:
-        """Sentences about what these figures, after those before, tell for the first time.
+        """Sentences about what goes wrong and has not been reported yet.
 
         Args:
             step: the number of steps taken.
-            figures: the means that are logged there.
+            figures: the means that are logged at this step.
         """
         loss = figures.get("loss", math.nan)
         self._losses.append(loss)
-        # Constraints that contradict leave nothing of the gradient either, and are told elsewhere.
+        # Contradicting constraints leave nothing of the gradient, too, and are reported elsewhere.
         resolved = [figures.get(constraint_metric(m.name, "resolved"), 1.0) for m in self._members]
         self._removed.append(figures.get(REMOVED, 0.0) if min(resolved, default=1.0) == 1 else 0.0)
         if self._first is None and math.isfinite(loss):
@@ -65,7 +66,7 @@ class Watch:
         violations = {}
         for member in self._members:
             name = constraint_metric(member.name, "violation")
-            # Before it acts, a constraint is not to blame.
+            # A constraint that does not act yet is not to blame.
             if name in figures and step > member.start:
                 violations[member.name] = figures[name]
                 self._violations[member.name].append(figures[name])
@@ -124,7 +125,7 @@ class Watch:
         for member in self._members:
             value = violations.get(member.name, math.nan)
             what = f"the violation of {member.name!r}"
-            # One sentence is enough: where one of them grows so, the others mostly do.
+            # One sentence is enough: where one violation grows like this, others mostly do, too.
             yield "violation grows", self._describe_growth(what, value, member.tolerance)
 
     def _describe_growth(self, what: str, value: float, least: float) -> str | None:

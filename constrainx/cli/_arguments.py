@@ -34,7 +34,7 @@ def parse(
     Args:
         kind: the dataclass; its fields are the options, its docstring is the help text.
         arguments: what stands on the command line after the command.
-        command: how the help text and errors call the command, such as ``train o3-inertia``.
+        command: what help text and errors call the command, such as ``train o3-inertia``.
         description: above the options, instead of the class's docstring.
 
     Raises:
@@ -66,8 +66,8 @@ def take_subject(
     Args:
         arguments: what stands on the command line after the command.
         kind: a dataclass of the options that do not depend on the subject.
-        command: how the help text and errors call the command.
-        metavar: how they call the subject, such as ``RECIPE``.
+        command: what help text and errors call the command.
+        metavar: what they call the subject, such as ``RECIPE``.
         about: what the subject is.
 
     Raises:
@@ -111,7 +111,7 @@ def parse_with_fields(
         kind: a dataclass of the command's own options.
         recipe: where fields that are not given come from.
         arguments: what stands on the command line after the command.
-        command: how the help text and errors call the command.
+        command: what help text and errors call the command.
         description: above the options.
         fields: names of the recipe's fields that can be given.
     """

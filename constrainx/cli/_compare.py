@@ -22,8 +22,8 @@ class Compare(RecipeCommand):
     """Train several methods of a recipe with several seeds, and print one table.
 
     Attributes:
-        methods: which methods; those that the recipe wants compared if left out.
-        seeds: how many seeds, from 0 on.
+        methods: which methods; if left out, those that the recipe lists for comparison.
+        seeds: how many seeds; the first is 0.
         out: folder for runs and tables; runs/compare/RECIPE-SIZE if left out.
     """
 

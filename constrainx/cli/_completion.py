@@ -17,7 +17,7 @@ TAKES_RECIPE = ("train", "validate", "compare", "cp")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion(PlainCommand):
-    """Print a script for the shell: source <(constrainx completion bash).
+    """Print a completion script for the shell: source <(constrainx completion bash).
 
     Attributes:
         shell: which shell.

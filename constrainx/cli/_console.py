@@ -41,8 +41,8 @@ def set_up_logging() -> None:
 def report_user_errors() -> Iterator[None]:
     """Prints an error that the user can fix as one line, and exits with code 1.
 
-    Any other exception is a bug, ours or in the user's recipe, and keeps its traceback. So do all
-    if ``--traceback`` is on the command line.
+    Any other exception is a bug, ours or in the user's recipe, and keeps its traceback. With
+    ``--traceback`` on the command line, all of them do.
     """
     try:
         yield
@@ -76,7 +76,7 @@ def print_table(
 
 
 def print_metrics(title: str, metrics: Mapping[str, float]) -> None:
-    """Prints a metric a line."""
+    """Prints one metric per line."""
     print_table([(name, f"{value:.4g}") for name, value in metrics.items()], title=title)
 
 

@@ -52,5 +52,5 @@ class Quickstart(PlainCommand):
             return None
         page = report.write(comparison.runs(), out=self.out / "report")
         print_line(f"Plots: {page.parent / 'violation.png'}   Page: {page}")
-        print_line("Next: recipes/o3_inertia.py is all there is to it. Change a constraint there.")
+        print_line("Next: recipes/o3_inertia.py is the whole experiment. Change its constraint.")
         return results

@@ -19,11 +19,11 @@ WhichStep: TypeAlias = int | Literal["last", "best"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resume(Command):
-    """Continue a run where it was, on any number of devices.
+    """Continue a run where it stopped, on any number of devices.
 
     Attributes:
         step: the checkpoint to continue from.
-        fallback: whether to take the one before if that is damaged.
+        fallback: if that checkpoint is damaged, whether to take an earlier one.
         distributed: "auto", or HOST:PORT,PROCESSES,INDEX, to join other processes.
         wandb: whether to send metrics to Weights & Biases.
     """
@@ -79,7 +79,7 @@ class Evaluate(PlainCommand):
     Attributes:
         run: the folder of a run.
         step: which checkpoint.
-        fallback: whether to take the one before if that is damaged.
+        fallback: if that checkpoint is damaged, whether to take an earlier one.
         devices: how many devices to use; as the recipe says if left out.
         fsdp: how many devices share each large parameter; as the recipe says if left out.
     """

@@ -251,7 +251,7 @@ def _batch_statistics(model: nnx.Module) -> list[Array]:
 
 
 def cut_batch(batch: PyTree, key: Array, pieces: int) -> tuple[PyTree, Array]:
-    """The batch in so many pieces, on a new first axis, and a key for each."""
+    """The batch cut into pieces, on a new first axis, and a key for each piece."""
 
     def split(leaf: Array) -> Array:
         return leaf.reshape(pieces, leaf.shape[0] // pieces, *leaf.shape[1:])

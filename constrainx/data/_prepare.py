@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import pathlib
 import re
 from typing import Any, NamedTuple
 
 from constrainx.data._source import data_directory, import_tensorflow_datasets
-from constrainx.errors import ArgumentError, UserError
+from constrainx.errors import ArgumentError, UserError, did_you_mean
 
 # Suggested first for an unknown name.
 _FAMILIAR = ("fashion_mnist", "mnist", "cifar10", "svhn_cropped")
@@ -111,8 +110,7 @@ def _explain_unknown(name: str, library: Any) -> str:
     # Listing community data sets as well would need the network.
     known = library.list_builders(with_community_datasets=False)
     wanted = re.split(r"[/:]", name)[0]
-    near = difflib.get_close_matches(wanted, [*_FAMILIAR, *known], n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(wanted, [*_FAMILIAR, *known], cutoff=0.5)
     return (
         f"`name` must be a data set of TFDS, such as {', '.join(_FAMILIAR)}; got {name!r}.{hint} "
         "All of them: https://www.tensorflow.org/datasets/catalog/overview"

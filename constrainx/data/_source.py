@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from typing import Any
 
-from constrainx.errors import ArgumentError, MissingPackageError, UserError
+from constrainx.errors import ArgumentError, MissingPackageError, UserError, did_you_mean
 
 
 class DataNotFoundError(UserError, FileNotFoundError):
@@ -61,9 +60,7 @@ def _check_split(split: str, *, name: str, known: list[str]) -> None:
     for part in split.split("+"):
         wanted = re.sub(r"\[.*", "", part).strip()
         if wanted not in (*known, "all"):
-            near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.3)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ArgumentError(
                 f"`split` must name splits of {name}, which has {', '.join(known)}; got "
-                f"{split!r}.{hint}"
+                f"{split!r}.{did_you_mean(wanted, known)}"
             )

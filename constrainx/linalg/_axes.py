@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from constrainx.errors import ArgumentTypeError
+
 
 def check_not_varying(**arguments: Any) -> None:
     """Raises a TypeError if a value differs from device to device inside of `jax.shard_map`."""
@@ -14,7 +16,7 @@ def check_not_varying(**arguments: Any) -> None:
         for leaf in jax.tree.leaves(tree):
             axes = jax.typeof(leaf).manual_axis_type.varying if isinstance(leaf, jax.Array) else ()
             if axes:
-                raise TypeError(
+                raise ArgumentTypeError(
                     f"`{name}` varies over the mesh axis {_listed(axes)} of `jax.shard_map`, where "
                     "`lstsq` would see the part of one device alone. Call it outside: arrays may "
                     "be sharded there, and `matvec` may contain a `shard_map` of its own. For a "
@@ -27,9 +29,9 @@ def check_no_named_axes(matvec: jex.ClosedJaxpr) -> None:
     """Raises a TypeError if ``matvec`` sums over, or asks for, a named axis around it."""
     names = [effect.name for effect in matvec.effects if type(effect).__name__ == "NamedAxisEffect"]
     if names:
-        raise TypeError(
-            f"`matvec` communicates over the named axis {_listed(names)}, of which `lstsq` sees "
-            "one lane or device at a time, so that its inner products would be wrong. Call `lstsq` "
+        raise ArgumentTypeError(
+            f"`matvec` communicates over the named axis {_listed(names)}, but `lstsq` sees "
+            "one lane or device of it at a time, so its inner products would be wrong. Call it "
             "outside of the `jax.vmap` or `jax.shard_map` that names the axis, with a `matvec` "
             "that works on whole arrays."
         )

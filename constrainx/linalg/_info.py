@@ -9,6 +9,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from constrainx.errors import ArgumentError
+
 
 class Reason(enum.IntEnum):
     """Why a solver stopped. The values up to `LEAST_SQUARES` mean that it converged."""
@@ -81,7 +83,7 @@ class Info(NamedTuple):
         'converged after 0 iterations: the start is a solution: ...'
         """
         if isinstance(self.reason, jax.core.Tracer) or np.ndim(self.reason) > 0:
-            raise ValueError(
+            raise ArgumentError(
                 "`Info.explain` needs the figures of one finished solve: call it outside of "
                 "`jax.jit`, and under `jax.vmap` pick a lane with `jax.tree.map`."
             )

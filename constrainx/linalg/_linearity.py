@@ -19,6 +19,7 @@ import numpy as np
 from jax.interpreters import partial_eval
 from jaxtyping import PyTree
 
+from constrainx.errors import ArgumentTypeError
 from constrainx.linalg._vector import Vector
 
 ADVICE = (
@@ -56,14 +57,18 @@ def check_linear(
     is_sure = not verdict & Linearity.UNSURE
     verdict &= ~Linearity.UNSURE
     if verdict <= Linearity.AFFINE and verdict & Linearity.CONSTANT:
-        raise TypeError(f"{NOT_LINEAR}: it adds a constant, so that matvec(0) is not 0. {ADVICE}")
+        raise ArgumentTypeError(
+            f"{NOT_LINEAR}: it adds a constant, so that matvec(0) is not 0. {ADVICE}"
+        )
     if verdict & Linearity.STEPS:
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{NOT_LINEAR}: its result depends on a comparison, a rounding, an integer or a "
             f"`stop_gradient` made from `v`. {ADVICE}"
         )
     if verdict & Linearity.UNKNOWN and _derivative_moves(matvec, columns, rows):
-        raise TypeError(f"{NOT_LINEAR}: its derivative is not the same everywhere. {ADVICE}")
+        raise ArgumentTypeError(
+            f"{NOT_LINEAR}: its derivative is not the same everywhere. {ADVICE}"
+        )
     return is_sure and not verdict & Linearity.UNKNOWN
 
 
@@ -92,7 +97,7 @@ def _derivative_moves(matvec: Callable[[Vector], Vector], columns: PyTree, rows:
     try:
         jaxpr = jax.make_jaxpr(pullback)(columns, rows).jaxpr
     except Exception as error:
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{NOT_LINEAR}, or JAX cannot transpose it. {ADVICE} "
             f"JAX says: {type(error).__name__}: {str(error).strip() or 'no more than that'}"
         ) from error

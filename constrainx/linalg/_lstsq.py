@@ -12,6 +12,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from constrainx.errors import ArgumentError, ArgumentTypeError
 from constrainx.linalg import _derivative as _  # noqa: F401  registers the derivative
 from constrainx.linalg import _vector
 from constrainx.linalg._axes import check_no_named_axes, check_not_varying
@@ -177,7 +178,7 @@ def _with_constants_as_arguments(
 def _checked_like(like: PyTree | None, x0: PyTree | None) -> PyTree[jax.ShapeDtypeStruct]:
     like = x0 if like is None else like
     if like is None:
-        raise TypeError(
+        raise ArgumentTypeError(
             "`lstsq` needs `like=`: what the solution looks like, as a pytree of arrays or of "
             "`jax.ShapeDtypeStruct`. A matrix-free A does not tell. For a matrix: "
             "`like=jnp.zeros(A.shape[1])`."
@@ -195,7 +196,7 @@ def _checked_rows(
 ) -> tuple[PyTree[jax.ShapeDtypeStruct], bool]:
     """What ``matvec`` returns, and whether its operations tell that it is linear."""
     if not callable(matvec):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"`matvec` must be a function (v, *args) -> A v, got {type(matvec).__name__}. For a "
             "matrix A: `lstsq(lambda v, A: A @ v, b, A, like=jnp.zeros(A.shape[1]))`."
         )
@@ -206,7 +207,7 @@ def _checked_rows(
     try:
         closed, rows = jax.make_jaxpr(apply, return_shape=True)(like)
     except (TypeError, ValueError) as error:
-        raise TypeError(
+        raise ArgumentTypeError(
             "`matvec` does not take a vector shaped like `like`, "
             f"{describe(like)}: {type(error).__name__}: {error}"
         ) from error
@@ -227,13 +228,13 @@ def _checked_damp(damp: Any, dtype: jnp.dtype) -> tuple[Scalar | None, Damping]:
     """The damping as an array, and what is known of it now."""
     if isinstance(damp, numbers.Real):
         if not math.isfinite(damp):
-            raise ValueError(f"`damp` must be finite, got {damp!r}.")
+            raise ArgumentError(f"`damp` must be finite, got {damp!r}.")
         if damp == 0:
             return None, "none"
         return jnp.asarray(damp, dtype), "nonzero"
     damp = jnp.asarray(damp)
     if damp.shape != () or not jnp.issubdtype(damp.dtype, jnp.floating):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"`damp` must be a number or a floating-point scalar, got shape {damp.shape} and dtype "
             f"{damp.dtype}."
         )
@@ -244,9 +245,13 @@ def _checked_reference(reference: Any, norm: Scalar) -> Scalar:
     try:
         value = jnp.asarray(reference, norm.dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"`reference` must be a number or a scalar, got {reference!r}.") from error
+        raise ArgumentTypeError(
+            f"`reference` must be a number or a scalar, got {reference!r}."
+        ) from error
     if value.shape != ():
-        raise TypeError(f"`reference` must be a number or a scalar, got shape {value.shape}.")
+        raise ArgumentTypeError(
+            f"`reference` must be a number or a scalar, got shape {value.shape}."
+        )
     return jax.lax.stop_gradient(jnp.maximum(value, norm))
 
 

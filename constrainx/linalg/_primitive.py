@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import batching, mlir
 from jaxtyping import Array
 
+from constrainx.errors import ArgumentTypeError
 from constrainx.linalg import _vector
 from constrainx.linalg._info import Info, Reason
 from constrainx.linalg._problem import LeastSquares
@@ -128,7 +129,7 @@ def _info_structure(spec: Spec) -> list[jax.ShapeDtypeStruct]:
 def _checked_solution(spec: Spec, x: Vector) -> list[Array]:
     name = f"`{type(spec.solver).__name__}.solve`"
     if not fits(x, spec.columns):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{name} must return a solution shaped like `problem.operator.columns`: wanted "
             f"{describe(spec.columns)}, got {describe(jax.tree.map(jnp.asarray, x))}."
         )
@@ -138,13 +139,13 @@ def _checked_solution(spec: Spec, x: Vector) -> list[Array]:
 def _checked_info(spec: Spec, info: Info) -> list[Array]:
     name = f"`{type(spec.solver).__name__}.solve`"
     if not isinstance(info, Info):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{name} must return `(x, info)` with info a `constrainx.Info`, got "
             f"{type(info).__name__} in its place."
         )
     for field, value in zip(Info._fields, info, strict=True):
         if jnp.shape(value) != ():
-            raise TypeError(
+            raise ArgumentTypeError(
                 f"{name}: `info.{field}` must be a scalar, got shape {jnp.shape(value)}."
             )
     return [

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from constrainx.errors import ArgumentTypeError
 from constrainx.linalg import _vector
 from constrainx.linalg._info import Info, Reason
 from constrainx.linalg._linearity import ADVICE, NOT_LINEAR
@@ -40,7 +41,7 @@ def looks_linear(
     linear = ~jnp.isfinite(squared) | (close & (_vector.dot(at_zero, at_zero) <= tiny))
     linear = jax.lax.stop_gradient(linear)
     if not isinstance(linear, jax.core.Tracer) and not linear:
-        raise TypeError(f"{NOT_LINEAR}. {ADVICE}")
+        raise ArgumentTypeError(f"{NOT_LINEAR}. {ADVICE}")
     return linear
 
 

@@ -27,7 +27,7 @@ class Callback:
         """Called after each evaluation."""
 
     def on_save(self, step: int) -> None:
-        """Called when a checkpoint has started to be written."""
+        """Called when the writing of a checkpoint has started."""
 
     def on_event(self, step: int, message: str) -> None:
         """Called for everything else: the run resumed, skipped a step, could not save."""

@@ -96,7 +96,7 @@ class Checkpoints:
         )
         self._begun: int | None = None
         for step in self.steps:
-            # One that cannot be read is never the best, and raises only where it is asked for.
+            # A checkpoint that cannot be read is never the best; it raises when it is asked for.
             with contextlib.suppress(CheckpointError):
                 self._ranks[step] = self._rank(self.about(step).get("metrics"))
 
@@ -139,7 +139,7 @@ class Checkpoints:
             )
         if not isinstance(step, str):
             return step
-        # Only the best needs what was noted down, which may be damaged.
+        # Only "best" reads the metrics stored with each checkpoint, which may be damaged.
         found = self.latest if step == "last" else self.best
         if found is None:
             raise CheckpointError(f"{self.folder.parent} has no complete checkpoint.")
@@ -336,7 +336,7 @@ def _initial_value(path: str, initial: Any, found: Mapping[str, Any]) -> Any:
 def _check_same_model(
     wanted: Mapping[str, Any], stored: Mapping[str, Any], step: int, folder: pathlib.Path
 ) -> set[str]:
-    """The missing paths that may be missing; raises for others, and where shapes differ."""
+    """The paths that are missing and may be; raises for any others, and where shapes differ."""
     missing = {path for path in wanted if path not in stored}
     unknown = {path for path in missing if path.split(".")[0] not in MAY_BE_MISSING}
     different = [

@@ -1,4 +1,4 @@
-"""Joins processes, and gives each a parent that says how to resume when a peer is lost."""
+"""Joins processes, and gives each a parent that explains how to resume when a peer is lost."""
 
 from __future__ import annotations
 

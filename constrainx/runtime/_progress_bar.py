@@ -84,5 +84,5 @@ def _summarise(metrics: Mapping[str, float], constraints: int) -> str:
     ]
     parts += violations[:constraints]
     if "steps_per_second" in metrics:
-        parts.append(f"{metrics['steps_per_second']:.3g}/s")
+        parts.append(f"{metrics['steps_per_second']:.4g}/s")
     return "  ".join(parts)

@@ -44,9 +44,10 @@ class Sharding:
         available = jax.devices()
         count = len(available) if devices is None else devices
         if not 1 <= count <= len(available):
+            allowed = "1" if len(available) == 1 else f"between 1 and {len(available)}"
             raise ArgumentError(
-                f"`devices={devices}` must be between 1 and {len(available)}, which is what JAX "
-                "sees. `constrainx info` lists them."
+                f"`devices={devices}` must be {allowed}, as many as JAX sees. `constrainx info` "
+                "lists them."
             )
         used = {device.process_index for device in available[:count]}
         idle = sorted({*range(jax.process_count())} - used)
@@ -103,9 +104,9 @@ class Sharding:
         return jax.tree.map(put, state, self.of_state(state))
 
     def place_batch(self, rows: PyTree[np.ndarray]) -> PyTree[jax.Array | np.ndarray]:
-        """The global batch, of which each process gives its rows.
+        """Puts a batch on the devices; each process passes its own rows of it.
 
-        On one device the rows are returned as they are: `jax.jit` moves them faster than we could.
+        On one device the rows are returned as they are, because `jax.jit` moves them faster.
         """
         if self.mesh.size == 1:
             return rows
@@ -137,9 +138,9 @@ class Sharding:
         processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
         return (
             f"{self.mesh.size} × {kind}{processes}, data {self.mesh.shape['data']} × fsdp "
-            f"{self.mesh.shape['fsdp']}: batch {batch}, {batch // self.mesh.size} a device; "
-            f"{split} of {len(leaves)} arrays of the state split, {_bytes(held)} a device of "
-            f"{_bytes(total)}"
+            f"{self.mesh.shape['fsdp']}: batch {batch}, {batch // self.mesh.size} per device; "
+            f"{split} of {len(leaves)} arrays of the state split, {_bytes(held)} of "
+            f"{_bytes(total)} per device"
         )
 
 

@@ -1,4 +1,4 @@
-"""The null-space step, its rivals, and the protocol behind them, as Optax transformations."""
+"""The null-space step, the methods to compare it with, and the protocol that they share."""
 
 from constrainx.step._lagrangian import Lagrangian as Lagrangian
 from constrainx.step._linearise import SolverChoice as SolverChoice

@@ -1,9 +1,9 @@
 """The Jacobian of a few scalar rows, in a form that makes their inner products cheap.
 
-A row that depends on its own slice of the batch has its gradient in one backward pass with all the
-others. Through a dense layer that gradient has factors, see `_blocks.py`. A convolution is a dense
-layer on patches, with a token for each position; its kernel is small, so the sums are carried out.
-Where neither is possible, or not worth it, the rows' gradients are stored as JAX has them.
+If each row depends on its own slice of the batch, one backward pass gives the gradients of all.
+Through a dense layer these gradients have factors, see `_blocks.py`. A convolution is a dense layer
+on patches, with a token for each position; its kernel is small, so the sums are carried out. Where
+neither is possible, or not worth it, the rows' gradients are stored as JAX computes them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StackedJacobian:
     """The rows of several constraints on the same parameters, one below the other.
 
     The blocks of each stay what they are. With P for what each row may move, the Gram matrix is
-    G = J P Jᵀ, symmetric where the rows that share a parameter agree on whether it moves. Where
+    G = J P Jᵀ. It is symmetric if all rows that share a parameter agree on whether it may move. If
     they do not, J P v needs another one than J v, (J P)(J P)ᵀ, which is always symmetric.
     """
 
@@ -307,7 +307,7 @@ def _tokens(array: Array) -> Float[Array, "rows tokens features"]:
 
 
 def _add(parts: Sequence[Array | None], zero: Array) -> Array:
-    """The sum of what is there."""
+    """The sum of the parts that are not None, or zero."""
     found = [part for part in parts if part is not None]
     return functools.reduce(operator.add, found) if found else zero
 

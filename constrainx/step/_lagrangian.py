@@ -22,14 +22,14 @@ class Lagrangian:
         f + Σ_j mean(λ_j c_j) + weight/2 mean(c_j²),    and then    λ_j ← λ_j + rate · c_j.
 
     There is a multiplier for each row where the rows are known at the start, that is for functions
-    of the parameters alone. Rows that come from a batch are other rows in the next step; all rows
-    of such a constraint share one multiplier, λ_j mean(c_j), which moves by rate · mean(c_j).
+    of the parameters alone. Rows that come from a batch change from step to step; all rows of
+    such a constraint share one multiplier, λ_j mean(c_j), which moves by rate · mean(c_j).
 
-    Means make weight and rate independent of the number of rows n, and so are the steps of the
-    classical method of multipliers, rate = weight: in sums, both its weight and its step are
+    Because these are means, weight and rate mean the same for any number of rows n. The classical
+    method of multipliers is rate = weight: written with sums, its weight and its step size are both
     weight/n. Where this comes to rest, ∇f + 1/n Σ_i λ_i ∇c_i = 0. The multipliers of the problem
-    min f subject to c = 0, with ∇f + Σ_i μ_i ∇c_i = 0, are therefore μ = λ/n, for a multiplier that
-    is shared as well. A constraint of one row has μ = λ.
+    min f subject to c = 0, with ∇f + Σ_i μ_i ∇c_i = 0, are therefore μ = λ/n, also for a multiplier
+    that is shared. A constraint of one row has μ = λ.
 
     For inequalities, the row's force λ + weight · c and the new λ are cut off at zero.
 
@@ -87,7 +87,7 @@ class Lagrangian:
 
 
 def _cut(member: Member, force: Array) -> Array:
-    """An inequality pushes one way alone."""
+    """The force, cut off at zero for an inequality, which pushes in one direction only."""
     return jnp.maximum(force, 0) if member.kind == "inequality" else force
 
 

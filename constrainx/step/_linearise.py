@@ -30,11 +30,12 @@ log = logging.getLogger("constrainx")
 SolverChoice: TypeAlias = Literal["auto", "gram"] | Solver
 Route: TypeAlias = Literal["gram", "iterative"]
 
-# Measured by `python -m benchmarks crossover`: below, a backward pass for each row in one batch is
-# faster than the iterations of LSMR; and gradients of all rows should fit beside the model.
+# Up to this many rows, a backward pass for each, all in one batch, is faster than the iterations of
+# LSMR, as measured by `python -m benchmarks crossover`.
 ROWS_WITH_STORED_GRADIENTS = 8
 # Only the Gram matrix gives the exact active set of inequalities, which is worth more.
 ROWS_WITH_INEQUALITIES = 256
+# The gradients of all rows should fit beside the model.
 BYTES_OF_STORED_GRADIENTS = 2**31
 
 
@@ -43,7 +44,7 @@ class Traced(NamedTuple):
 
     Attributes:
         rows: how many rows it has.
-        is_fresh: whether they depend on the batch or the key, so that they are others in each step.
+        is_fresh: whether they depend on the batch or the key, and so change from step to step.
     """
 
     rows: int
@@ -73,9 +74,10 @@ def trace_members(point: Point) -> tuple[Traced, ...]:
 def place_rows(member: Member, traced: Traced) -> Placement:
     """Where a constraint is projected if nobody says otherwise.
 
-    Rows of the parameters alone, or of points that stay, can be met exactly, and are projected
-    twice. Rows that are drawn anew in each step are met nowhere but where they were drawn; held
-    exactly they stop a network from learning, so they are projected in the gradient.
+    Rows that depend on the parameters alone, or on points that stay the same, can be met exactly,
+    and are projected twice. Rows that are drawn anew in each step can be met only at the points of
+    that step. Held exactly, they can stop a network from learning, so they are projected in the
+    gradient.
     """
     return member.placement or ("gradient" if traced.is_fresh else "twice")
 
@@ -149,7 +151,7 @@ def pick_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> R
 
 
 def check_solver(solver: Any) -> None:
-    """Raises unless it is one of the names, or has the method that a solver has."""
+    """Raises unless it is one of the two names, or an object with a method `solve`."""
     if solver not in ("auto", "gram") and not isinstance(solver, Solver):
         raise ArgumentError(
             f'`solver` must be "auto", "gram" or a least-squares solver, got {solver!r}.'

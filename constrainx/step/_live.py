@@ -11,10 +11,10 @@ import jax.extend.core as jex
 def find_live_inputs(closed: jex.ClosedJaxpr) -> tuple[bool, ...]:
     """For each input, whether any output may depend on it.
 
-    Goes into functions that `jax.jit` and `jax.checkpoint` have wrapped, into scans, loops and
-    conditions, which hand on much that nobody reads, such as the random streams of a model in
-    evaluation mode. Takes everything that goes into another equation whose result is needed as
-    needed; a custom derivative may depend on what the value does not.
+    Looks inside of functions that `jax.jit` and `jax.checkpoint` have wrapped, and of scans, loops
+    and conditions, which hand on much that nobody reads, such as the random streams of a model in
+    evaluation mode. Any other equation whose result is needed counts as needing all of its inputs;
+    a custom derivative may depend on what the value does not.
 
     >>> import jax
     >>> find_live_inputs(jax.make_jaxpr(lambda a, b, c: (a + 0 * b) * 2)(1.0, 2.0, 3.0))

@@ -116,7 +116,7 @@ class Method(Protocol):
 
 
 def measure_excess(member: Member, rows: Float[Array, " rows"]) -> Float[Array, " rows"]:
-    """What there is of a violation: an inequality that holds has none."""
+    """By how much each row is violated: not at all for an inequality that holds."""
     return jnp.maximum(rows, 0) if member.kind == "inequality" else rows
 
 
@@ -126,7 +126,7 @@ def average(rows: Float[Array, " rows"]) -> Float[Array, ""]:
 
 
 def report_rows(point: Point, rows: dict[str, Float[Array, " rows"]]) -> dict[str, Report]:
-    """The reports of a method that solves nothing: violations, and whether they are tolerable."""
+    """The reports of a method that solves nothing: each violation, and whether it is tolerated."""
     yes = jnp.ones((), bool)
     reports = {}
     for member in point.constraints:

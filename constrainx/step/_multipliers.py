@@ -25,7 +25,7 @@ def solve_gram(
     *,
     symmetric: bool = True,
 ) -> Float[Array, " k"]:
-    """λ with G λ = r on the active rows and zero elsewhere; finite also where G is singular.
+    """λ with G λ = r on the active rows and zero elsewhere; finite even where G is singular.
 
     Rows are scaled to unit length first, so that their units do not matter. Where they depend on
     each other, up to rounding, λ is the solution of minimum norm of the least-squares problem: rows
@@ -86,7 +86,7 @@ def find_active_rows(
         scaled = _restrict(everything, active)
         solution = _solve(scaled, symmetric=symmetric)
         left = jnp.where(active, everything.right - everything.gram @ solution, 0)
-        # Ten times, because the rank was decided with about as much.
+        # Ten times as much, because the rank was decided with about that tolerance.
         rounding = measure_rounding(solution)
         contradicts = jnp.any(jnp.abs(left) > 10 * rounding + 1e3 * eps * _largest(solution))
         direction = jnp.where(contradicts, left, solution - current)
@@ -129,7 +129,7 @@ def _scale(gram: Array, right: Array, active: Bool[Array, " k"]) -> _Scaled:
     diagonal = jnp.diagonal(gram)
     active = active & (diagonal > 0)  # a row without a gradient has nothing to move
     lengths = jnp.where(active, jnp.sqrt(jnp.where(active, diagonal, 1)), 1)
-    # One after the other, because the product of two lengths may overflow.
+    # Two divisions, because the product of two lengths may overflow.
     scaled = _Scaled(gram / lengths[:, None] / lengths, right / lengths, lengths, active)
     return _restrict(scaled, active)
 
@@ -147,7 +147,7 @@ def _restrict(scaled: _Scaled, active: Bool[Array, " k"]) -> _Scaled:
 
 
 def _solve(scaled: _Scaled, *, symmetric: bool) -> Float[Array, " k"]:
-    """λ l, by Cholesky's factorisation, or by eigenvalues if the rows nearly depend."""
+    """λ l, by Cholesky's factorisation, or by eigenvalues if the rows are nearly dependent."""
     gram, right, _, active = scaled
     k = len(right)
     if k == 1:

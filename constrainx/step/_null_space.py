@@ -39,8 +39,10 @@ class NullSpace:
     - "gradient": g ← g − J⁺(J g − γ c) goes into the optimizer, as in the paper. An optimizer that
       scales by coordinate, such as Adam, leaves the null space again after it. The learning rate
       multiplies γ, which may be any number of at least 0.
-    - "update": u ← u − J⁺(J u + γ c) comes out of the optimizer, and J u = −γ c holds exactly.
-    - "twice": g ← g − J⁺J g goes in, u ← u − J⁺(J u + γ c) comes out, with one Jacobian for both.
+    - "update": u ← u − J⁺(J u + γ c) comes out of the optimizer, and J u = −γ c holds exactly. Here
+      γ is at most 2, beyond which each step would overshoot by more than it corrects.
+    - "twice": g ← g − J⁺J g goes in, u ← u − J⁺(J u + γ c) comes out, with one Jacobian for both,
+      and γ is again at most 2.
 
     Attributes:
         placement: overrides that of every constraint; None leaves the choice to them.
@@ -65,7 +67,7 @@ class NullSpace:
             )
 
     def check(self, constraints: Composed) -> None:
-        """Raises for a γ that is too large, where it is known already what will be projected."""
+        """Raises for a γ that is too large, where the placement is known before tracing."""
         for member in constraints:
             placement = self._place_by_choice(member)
             if placement is not None:
@@ -113,15 +115,15 @@ class NullSpace:
         return self._place_by_choice(member) or place_rows(member, traced)
 
     def _place_by_choice(self, member: Member) -> Placement | None:
-        """Where a constraint is projected, if that does not depend on what its rows are."""
+        """Where a constraint is projected, or None if that depends on what its rows are."""
         return "update" if self.metric == "optimizer" else self.placement or member.placement
 
 
 def _measure_removed(before: PyTree, after: PyTree) -> Float[Array, ""]:
     """The share of the squared norm that a projection removed.
 
-    The pull γ c that goes with the gradient of some rows adds to what is left, so this is at most
-    the part of the gradient in the span of the rows, and that part itself where c is zero.
+    Where the pull γ c is a part of the gradient, it adds to what is left. So this is at most the
+    share of the gradient in the span of the rows, and equal to it where c is zero.
     """
     length = norm(before)
     share = norm(after) / jnp.where(length > 0, length, 1)

@@ -109,7 +109,7 @@ def constrain(
         gamma: overrides the constraints' own; a finite number of at least 0, or a schedule. Where
             updates are projected, a number of at most 2, see `NullSpace`.
         model: the model, for a `Constraint` that is not attached.
-        method: `NullSpace`, `Penalty`, `Lagrangian`, `Unconstrained` or a `Method` of one's own;
+        method: `NullSpace`, `Penalty`, `Lagrangian`, `Unconstrained` or a `Method` of your own;
             "nullspace", "penalty", "lagrangian" and "none" are short for their defaults.
 
     Returns:

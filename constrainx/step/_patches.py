@@ -1,8 +1,8 @@
 """Convolutions as products with patches, for the gradients of many rows at once.
 
-JAX has the kernel's gradient of each row as a convolution with the signal as its kernel, which
-under `jax.vmap` becomes a grouped convolution, and those are slow. As a product of patches with
-signals it is one batched matrix product.
+JAX computes each row's gradient of a kernel as a convolution whose own kernel is the signal. Under
+`jax.vmap` that becomes a grouped convolution, which is slow. As a product of patches with signals
+it is one batched matrix product.
 """
 
 from __future__ import annotations

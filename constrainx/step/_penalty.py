@@ -1,4 +1,4 @@
-"""The quadratic penalty, the null space's oldest rival."""
+"""The quadratic penalty, on the same constraints."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from constrainx.step._system import INEXACT, Correction, System
 
 
 class Projection(NamedTuple):
-    """All there is to know about a step.
+    """A projected update, and what was found on the way.
 
     Attributes:
         update: u'.
@@ -119,12 +119,12 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
         violation = jnp.sqrt(jnp.mean(jnp.square(measure_excess(member, values))))
         left = measure_excess(member, after - target)
         active = jnp.any(acts)
-        # A tenth of γ c and of what counts as zero, and what an inexact solve leaves of J u + γ c.
+        # A tenth of γ c, a tenth of the tolerance, and what an inexact solve leaves of J u + γ c.
         # The room that some inequalities still have is no excuse for others.
         asked = jnp.where(left > 0, target, 0) if member.kind == "inequality" else target
         allowed = 0.1 * (norm(asked) + member.tolerance * jnp.sqrt(values.size))
         allowed += 20 * INEXACT.rtol * norm(measure_excess(member, before - target))
-        # Of rows with small singular values it leaves more; a tenth more for rounding.
+        # It leaves more of rows with small singular values; and ten per cent for rounding.
         allowed += 1.1 * jnp.max(undone, initial=0)
         reports[member.name] = Report(
             violation=violation,

@@ -42,7 +42,7 @@ class ConstraintState(NamedTuple):
         step: how many steps have been taken.
         reports: how each constraint fared in the last one, by name.
         multipliers: what else the method remembers: the Lagrangian's multipliers by constraint, any
-            pytree for a method of one's own, empty for most.
+            pytree for a method of your own, empty for most.
         removed: the share of the gradient's squared norm that the last step projected out, see
             `NullSpace`; zero where gradients are not projected.
     """

@@ -24,9 +24,9 @@ STAGES: Mapping[Placement, tuple[Stage, ...]] = {
 def check_overshoot(member: Member, placement: Placement) -> None:
     """Raises where γ would make an update overshoot by more than it corrects.
 
-    After an update with J u = −γ c the rows are (1 − γ) c to first order, and grow if γ > 2. In a
-    gradient the learning rate multiplies γ; an inequality may overshoot, for there it holds; and of
-    a schedule nothing is known before it runs.
+    After an update with J u = −γ c the rows are (1 − γ) c to first order, and grow if γ > 2. Three
+    cases are let through: in a gradient, the learning rate multiplies γ; an inequality may
+    overshoot, because it holds on the other side; and the values of a schedule are not known yet.
     """
     gamma = member.gamma
     if "update" not in STAGES[placement] or member.kind == "inequality" or callable(gamma):
@@ -35,7 +35,7 @@ def check_overshoot(member: Member, placement: Placement) -> None:
         raise ArgumentError(
             f"`gamma={gamma:g}` of constraint {member.name!r} must be at most 2 where updates are "
             f"projected (placement={placement!r}): each step multiplies the violation by 1 − γ = "
-            f"{1 - gamma:g}, so it would overshoot by more than it corrects. One corrects all of "
+            f"{1 - gamma:g}, so it would overshoot by more than it corrects. γ = 1 corrects all of "
             'it; or use `placement="gradient"`, where the learning rate multiplies γ.'
         )
 
@@ -110,9 +110,9 @@ class Layout(NamedTuple):
 
         On an update, and on the gradient of rows that are projected there alone, J v = −γ c, and an
         inequality that holds may be used up, J v ≤ −c. The gradient of rows that are projected
-        twice loses what lies in their span and has no pull, J v = 0; of an inequality that holds it
-        keeps what the step will use up, J v ≤ −c / reach. (If rows took part in it at their bound
-        alone, those that meet in a corner would push each other off and on it in turn.)
+        twice loses what lies in their span and has no pull, J v = 0; where an inequality holds, the
+        gradient keeps what the step will use up, J v ≤ −c / reach. (If rows took part only at their
+        bound, two that meet in a corner would take turns at pushing each other off it.)
 
         Args:
             values: c.

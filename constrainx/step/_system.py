@@ -25,7 +25,7 @@ from constrainx.step._multipliers import find_active_rows, solve_gram
 from constrainx.step._rows import Rows
 
 # In training, a step need not be more exact than the linearisation it is based on. What it leaves
-# undone may be this part of γ c, so that the tolerance follows the violation, down to rtol.
+# undone may be this fraction of γ c, so that the tolerance follows the violation, down to rtol.
 INEXACT = LSMR(rtol=1e-3)
 UNDONE = 0.02
 # How often an iterative solve may change which inequalities are active.
@@ -91,7 +91,7 @@ class System(Protocol):
 
 
 class GramSystem(NamedTuple):
-    """By the Gram matrix J P D Jᵀ; exact, also for inequalities."""
+    """Solves by the Gram matrix J P D Jᵀ, which is exact, for inequalities as well."""
 
     jacobian: StackedJacobian
     # In the metric of the identity, so that it is shared by both stages of a step.
@@ -106,7 +106,7 @@ class GramSystem(NamedTuple):
         """Solves the small dense problem."""
         if not rows.movable_alone:
             # An update is needed twice. Without the barrier XLA computes its last part twice, too,
-            # with a pass over memory for each. A gradient comes from a product, and is there.
+            # with a pass over memory for each. A gradient comes from a product, and is in memory.
             vector = jax.lax.optimization_barrier(vector)
         gram, symmetric = self._find_gram(rows, metric)
         before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
@@ -148,14 +148,14 @@ class GramSystem(NamedTuple):
 
 
 class IterativeSystem(NamedTuple):
-    """By a matrix-free least-squares solver.
+    """Solves by a matrix-free least-squares solver.
 
     Attributes:
         values: c.
         linear: v ↦ J v.
-        movable: v ↦ P v for the rows of each constraint, in their order.
+        movable: which parameters the rows may move, P; None for all.
         counts: how many rows each constraint has.
-        scales: the length of a row, for each constraint, by which its rows are divided.
+        scales: what each row is divided by: the typical length of its constraint's rows.
         parameters: what a vector looks like.
         solver: the user's, or None for an inexact one.
     """
@@ -169,10 +169,11 @@ class IterativeSystem(NamedTuple):
     solver: Solver | None
 
     def correct(self, vector: PyTree, rows: Rows, metric: PyTree | None = None) -> Correction:
-        """Iterates; as exactly as the linearisation deserves, unless a solver was given.
+        """Iterates, no more exactly than the linearisation deserves, unless a solver was given.
 
-        Inequalities by an active set in a few passes: rows that would be violated act, and rows
-        that pull the wrong way do not. Where that has not settled, ``converged`` is false.
+        Which inequalities are active is found in a few passes: rows that would be violated are
+        added, and rows that pull the wrong way are dropped. If that has not settled after the last
+        pass, ``converged`` is false.
         """
         cast = _cast(vector, self.parameters)
         before = self.linear(self._hold(cast) if rows.movable_alone else cast)
@@ -236,15 +237,14 @@ class IterativeSystem(NamedTuple):
             weights * excess,
             like=self.parameters,
             preconditioner=roots,
-            # Of all constraints, the one that asks for least is the measure.
+            # The constraint that asks for the least sets the tolerance.
             reference=(
                 UNDONE / INEXACT.rtol * jnp.min(jnp.stack(targets)) if self.solver is None else None
             ),
             solver=INEXACT if self.solver is None else self.solver,
             is_linear=True,
         )
-        # Rows that contradict make a solver stop for another reason, that nothing is gained by
-        # going on.
+        # If rows contradict each other, a solver stops for another reason: it cannot get closer.
         is_compatible = info.reason == Reason.RESIDUAL
         return Solved(
             change=self._hold(change),

@@ -5,7 +5,7 @@ the activation, and the gradient with respect to its output, the signal, the ker
 known without a backward pass of its own.
 
 The walk goes into functions that `jax.jit` or `jax.checkpoint` has wrapped. Any other use of a
-parameter, known or not, spoils it: its gradients are then stored as JAX has them.
+parameter, known or not, spoils it: its gradients are then stored as JAX computes them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Uses(NamedTuple):
 
 
 def find_taps(jaxpr: jex.Jaxpr, parameters: Sequence[Any]) -> dict[int, list[Tap]]:
-    """The dense layers or convolutions of each parameter that is their kernel and nothing else."""
+    """For each parameter that is used as a kernel only, the layers that use it."""
     uses = _Uses({index: [] for index in range(len(parameters))}, set())
     kernels = [_Kernel(index, variable.aval.dtype) for index, variable in enumerate(parameters)]
     results = _walk(jaxpr, dict(zip(parameters, kernels, strict=True)), (), uses)
@@ -78,7 +78,7 @@ def _walk(
             passed = zip(inner.jaxpr.invars, operands, strict=True)
             named = {variable: kernel for variable, kernel in passed if kernel is not None}
             results = _walk(inner.jaxpr, named, here, uses)
-            # NNX hands the parameters of a module out again, and reads them there from then on.
+            # NNX returns the parameters of a module, and later equations read them from there.
             outputs = zip(equation.outvars, results, strict=True)
             kernels.update((variable, kernel) for variable, kernel in outputs if kernel is not None)
         elif _is_harmless_cast(equation, touched[0]):
@@ -94,12 +94,12 @@ def _wrapped(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     """The function inside of an equation that can be run in its place, or None."""
     name, parameters = equation.primitive.name, equation.params
     if name in ("jit", "pjit"):
-        # In the open, nothing would hold its arrays to the shardings that it was given.
+        # Run without its `jax.jit`, the function would lose the shardings that were asked for.
         shardings = [*parameters["in_shardings"], *parameters["out_shardings"]]
         if any(isinstance(sharding, jax.sharding.Sharding) for sharding in shardings):
             return None
         return parameters["jaxpr"]
-    # One that goes by the numbers of its arguments would not know those that a tap adds.
+    # A `prevent_cse` for each argument would not cover those that a tap adds.
     if (
         _is_checkpoint(equation)
         and not parameters["differentiated"]
@@ -114,12 +114,12 @@ def _is_checkpoint(equation: jex.JaxprEqn) -> bool:
 
 
 def _is_harmless_cast(equation: jex.JaxprEqn, kernel: _Kernel) -> bool:
-    """Whether the gradient goes through a cast as it is, up to the rounding of its last use.
+    """Whether a cast leaves the gradient as it is, up to the rounding of its last use.
 
-    That is so for a single cast between real numbers, as layers have it that compute in another
-    precision than that of their parameters. It is not for integers, which stop the gradient, nor
-    for complex numbers, of whose gradient the real part is taken. After a second cast JAX has
-    rounded the gradient to a precision that neither the layer nor the parameter has.
+    A single cast between real types does; layers that compute in another precision than that of
+    their parameters have one. A cast to integers stops the gradient, and one to complex numbers
+    keeps only the real part of it. After a second cast, JAX has rounded the gradient to a precision
+    that neither the layer nor the parameter has.
     """
     if equation.primitive.name != "convert_element_type":
         return False
@@ -172,8 +172,8 @@ def run_with_taps(
 ) -> tuple[list[Array], dict[Path, Array]]:
     """Runs the jaxpr, and adds what is injected to the outputs of tapped layers.
 
-    The kernels of these layers must not be differentiated with respect to: what their gradients
-    would be is known from activations and signals.
+    Do not differentiate with respect to the kernels of these layers: their gradients follow from
+    activations and signals.
 
     Args:
         closed: the jaxpr.
@@ -214,7 +214,7 @@ def _run_wrapped(
     assert inner is not None
     run: Callable[..., Any] = functools.partial(run_with_taps, inner)
     if _is_checkpoint(equation):
-        # The activations are kept, as factors. All else is still recomputed, as was asked.
+        # The activations are kept, as factors. Everything else is still recomputed.
         settings = {name: equation.params[name] for name in ("prevent_cse", "policy")}
         run = jax.checkpoint(run, **settings)
     return run(inputs, inject)

@@ -1,4 +1,4 @@
-"""No method at all: the optimizer alone, with the constraints measured."""
+"""No method at all: the optimizer alone."""
 
 from __future__ import annotations
 
