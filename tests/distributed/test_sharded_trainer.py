@@ -141,9 +141,9 @@ def test_the_layout_is_described_in_one_line():
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in arrays)
     total = sum(leaf.nbytes for leaf in arrays)
     # Two kernels, each with two moments.
-    assert "data 4 × fsdp 2: batch 64, 8 a device" in said
+    assert "data 4 × fsdp 2: batch 64, 8 per device" in said
     assert f"6 of {len(arrays)} arrays of the state split" in said
-    assert f"{held / 1000:.3g} kB a device of {total / 1000:.3g} kB" in said
+    assert f"{held / 1000:.3g} kB of {total / 1000:.3g} kB per device" in said
 
 
 def test_errors_name_valid_values():

@@ -137,3 +137,18 @@ def test_an_affine_function_inside_of_jit_never_converges():
 
     assert not solve(jnp.ones(2))[1].converged
     assert solve(jnp.zeros(2))[1].converged
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        lambda: cx.lstsq(lambda v: A @ v + 1, b, like=LIKE),
+        lambda: cx.lstsq(matvec, b, like=LIKE, damp=float("nan")),
+        lambda: cx.lstsq(matvec, b, like=LIKE, solver=cx.LSMR),
+        lambda: cx.LSMR(max_iterations=0),
+    ],
+    ids=["not linear", "damp", "solver", "iterations"],
+)
+def test_mistakes_in_arguments_are_user_errors(solve):
+    with pytest.raises(cx.UserError):
+        solve()

@@ -246,3 +246,10 @@ def test_a_method_that_sets_an_unknown_field_is_named():
 
     with pytest.raises(RecipeError, match="the method 'wide' of Wrong has no field 'widht'"):
         Wrong()
+
+
+@pytest.mark.parametrize("fields", [{"epochs": 0}, {"epochs": -1}, {"batch": 0}], ids=str)
+def test_recipes_without_epochs_or_examples_are_refused(fields):
+    (name,) = fields
+    with pytest.raises(ArgumentError, match=f"`{name}` must be"):
+        O3Inertia(size="smoke", **fields).trainer(progress=False)
