@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints import Composed, Member, Placement
 from constrainx.errors import ArgumentError, check_choice
 from constrainx.linalg import norm
+from constrainx.linalg._vector import dot
 from constrainx.step._linearise import (
     SolverChoice,
     Traced,
@@ -133,10 +134,16 @@ def _measure_removed(before: PyTree, after: PyTree) -> Float[Array, ""]:
 def _measure_reach(gradients: PyTree, optimize: Optimize) -> Float[Array, ""]:
     """How long the optimizer's update is, in units of the gradient that goes in."""
     update, _ = optimize(gradients)
-    length = norm(gradients)
+    length = _measure_length(gradients)
     tiny = jnp.finfo(length.dtype).tiny
-    reach = norm(update) / jnp.maximum(length, tiny)
-    return jax.lax.stop_gradient(jnp.maximum(reach, jnp.sqrt(tiny)))
+    reach = _measure_length(update) / jnp.maximum(length, tiny)
+    return jnp.maximum(reach, jnp.sqrt(tiny))
+
+
+def _measure_length(vector: PyTree) -> Float[Array, ""]:
+    """The norm, with the derivative zero at zero, so that a step there can be differentiated."""
+    squared = dot(vector, vector)
+    return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
 
 
 def _find_diagonal(state: optax.OptState, parameters: PyTree) -> PyTree | None:

@@ -206,3 +206,34 @@ def test_rows_of_the_parameters_alone_are_met_through_a_model_with_recomputed_dr
     rows = cx.compose(constraint, model=model)
     c, moved = jax.jvp(lambda p: rows(p)["at-origin"], (params,), (updates,))
     np.testing.assert_allclose(moved, -0.5 * c, atol=1e-5)
+
+
+def _train_two_steps(rate):
+    """The sum of parameters that have met bounds on the way, as a function of the learning rate."""
+    at_most = as_inequality(lambda p: jnp.stack([jnp.sum(p**2) - 1, p[0] - 0.1, p[1] + p[2] - 0.2]))
+    optimizer = cx.constrain(optax.sgd(rate, momentum=0.9), at_most)
+    p = jnp.array([0.13, -0.13, 0.64, 0.1])
+    state = optimizer.init(p)
+    for _ in range(2):
+        gradient = 2 * jnp.arange(1.0, 5.0) * (p - jnp.array([1.0, -2.0, 0.5, 1.5]))
+        updates, state = optimizer.update(gradient, state, p)
+        p += updates
+    return jnp.sum(jnp.sin(p) * jnp.arange(4.0))
+
+
+def test_the_derivative_with_respect_to_the_learning_rate_holds_beside_inequalities(x64):
+    """How much of a gradient inequalities leave depends on how far the step will go."""
+    run, rate, change = jax.jit(_train_two_steps), 0.03, 1e-6
+    slope = (run(rate + change) - run(rate - change)) / (2 * change)
+    np.testing.assert_allclose(jax.jit(jax.grad(_train_two_steps))(rate), slope, rtol=1e-5)
+
+
+def test_a_step_with_inequalities_can_be_differentiated_at_a_gradient_of_zero():
+    optimizer = cx.constrain(optax.sgd(0.1), as_inequality(lambda p: p[:2] - 0.1))
+
+    def step(p):
+        return jnp.sum(optimizer.update(jnp.zeros(4), optimizer.init(p), p)[0])
+
+    # The second row is violated by 0.3, all of which the step removes.
+    slope = jax.jit(jax.grad(step))(jnp.array([-0.5, 0.4, 0.0, 0.0]))
+    np.testing.assert_allclose(slope, [0, -1, 0, 0], atol=1e-6)
