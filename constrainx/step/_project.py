@@ -102,9 +102,12 @@ def correct_stage(
     rows = layout.ask(system.values, point.step, stage, reach=reach)
     acts = any_acts(point)
     if acts is None:
-        return system.correct(vector, rows, metric)
+        return system.correct(vector, rows, point.parameters, metric)
     return jax.lax.cond(
-        acts, lambda v: system.correct(v, rows, metric), lambda v: system.leave(v, rows), vector
+        acts,
+        lambda v: system.correct(v, rows, point.parameters, metric),
+        lambda v: system.leave(v, rows),
+        vector,
     )
 
 

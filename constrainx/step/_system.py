@@ -32,6 +32,11 @@ UNDONE = 0.02
 PASSES = 8
 
 
+# A row whose gradient is rounding alone asks for a step as long as one over the rounding. Longer
+# than this part of that, in units of the parameters, no linearisation means anything.
+LONGEST_STEP = 1e-3
+
+
 class Correction(NamedTuple):
     """A vector after it was made to obey the rows.
 
@@ -81,7 +86,9 @@ class System(Protocol):
         """The values c."""
         ...
 
-    def correct(self, vector: PyTree, rows: Rows, metric: PyTree | None = None) -> Correction:
+    def correct(
+        self, vector: PyTree, rows: Rows, parameters: PyTree, metric: PyTree | None = None
+    ) -> Correction:
         """The nearest vector for which the rows are what is asked of them."""
         ...
 
@@ -102,7 +109,9 @@ class GramSystem(NamedTuple):
         """The values c."""
         return self.jacobian.values
 
-    def correct(self, vector: PyTree, rows: Rows, metric: PyTree | None = None) -> Correction:
+    def correct(
+        self, vector: PyTree, rows: Rows, parameters: PyTree, metric: PyTree | None = None
+    ) -> Correction:
         """Solves the small dense problem."""
         if not rows.movable_alone:
             # An update is needed twice. Without the barrier XLA computes its last part twice, too,
@@ -112,9 +121,11 @@ class GramSystem(NamedTuple):
         before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
         excess = before - rows.target
         active, found = rows.acts, jnp.ones((), bool)
+        if metric is None:
+            active &= ~find_unreachable(rows, jnp.sqrt(jnp.diagonal(gram)), parameters)
         if np.any(rows.inequality):
             active, found = find_active_rows(
-                gram, excess, rows.acts, jnp.asarray(rows.inequality), symmetric=symmetric
+                gram, excess, active, jnp.asarray(rows.inequality), symmetric=symmetric
             )
         multipliers = solve_gram(gram, excess, active, symmetric=symmetric)
         change = self.jacobian.rmatvec(multipliers, vector)
@@ -168,7 +179,9 @@ class IterativeSystem(NamedTuple):
     parameters: PyTree
     solver: Solver | None
 
-    def correct(self, vector: PyTree, rows: Rows, metric: PyTree | None = None) -> Correction:
+    def correct(
+        self, vector: PyTree, rows: Rows, parameters: PyTree, metric: PyTree | None = None
+    ) -> Correction:
         """Iterates, no more exactly than the linearisation deserves, unless a solver was given.
 
         Which inequalities are active is found in a few passes: rows that would be violated are
@@ -182,6 +195,14 @@ class IterativeSystem(NamedTuple):
         solved = self._solve(excess, rows, active, metric)
         if np.any(rows.inequality):
             solved = self._settle(solved, active, excess, rows, metric)
+        # The lengths of single rows are not known here, but that of the step is.
+        bound = LONGEST_STEP / float(jnp.finfo(excess.dtype).eps)
+        longest = bound * (1 + norm(parameters)) + 2 * norm(vector)
+        is_sane = ~(norm(solved.change) > longest)
+        solved = solved._replace(
+            change=jax.tree.map(lambda leaf: jnp.where(is_sane, leaf, 0), solved.change),
+            converged=solved.converged & is_sane,
+        )
         return Correction(
             vector=_subtract(vector, solved.change),
             rows=rows,
@@ -292,6 +313,29 @@ class IterativeSystem(NamedTuple):
     def _split(self, rows: Array) -> list[Array]:
         ends = [sum(self.counts[: i + 1]) for i in range(len(self.counts))]
         return [rows[e - n : e] for e, n in zip(ends, self.counts, strict=True)]
+
+
+def find_unreachable(
+    rows: Rows, lengths: Float[Array, " rows"], parameters: PyTree
+) -> Bool[Array, " rows"]:
+    """The rows that ask for a step so long that their gradient must be rounding alone.
+
+    They do not act, and are reported as not resolved.
+
+    Args:
+        rows: what is asked.
+        lengths: of their gradients.
+        parameters: which a step is compared with.
+    """
+    wanted = jnp.where(rows.inequality, jnp.maximum(-rows.target, 0), jnp.abs(rows.target))
+    bound = LONGEST_STEP / float(jnp.finfo(lengths.dtype).eps)
+    longest = jax.lax.cond(
+        # A pass over the parameters is for the rare case.
+        jnp.any(wanted > bound * lengths),
+        lambda: bound * (1 + norm(parameters)).astype(lengths.dtype),
+        lambda: jnp.full((), jnp.inf, lengths.dtype),
+    )
+    return jax.lax.stop_gradient(rows.acts & (wanted > longest * lengths))
 
 
 def _leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:

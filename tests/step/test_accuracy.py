@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import constrainx as cx
@@ -51,3 +52,28 @@ def test_identical_rows_are_one():
     twice = cx.project(u, cx.compose(row, row, gamma=0.5), p)
     np.testing.assert_allclose(twice.update, once.update, atol=1e-5)
     assert all(bool(report.resolved) for report in twice.reports.values())
+
+
+@pytest.mark.parametrize("solver", ["gram", cx.LSMR(rtol=1e-6)], ids=["gram", "lsmr"])
+def test_a_row_that_nothing_can_move_leaves_the_step_alone_and_is_not_resolved(solver):
+    """Its value is −0.3 whatever p is, so that its gradient is rounding alone."""
+    x = jnp.linspace(0.1, 1, 7)
+
+    def stuck(p):
+        def total(x):
+            return jnp.sum(jnp.tanh(x * p) * 1.7 * p)
+
+        return total(x) - total(-x) - 2 * jnp.sum(jnp.tanh(x * p) * p) * 1.7 - 0.3
+
+    p = jnp.cos(jnp.arange(7.0))
+    optimizer = cx.constrain(optax.sgd(0.1), stuck, method=cx.NullSpace(solver=solver))
+    updates, state = jax.jit(optimizer.update)(p, optimizer.init(p), p)
+    assert float(jnp.linalg.norm(updates)) <= 0.1 * float(jnp.linalg.norm(p)) * 1.001
+    assert not cx.reports(state)["stuck"].resolved
+
+
+def test_a_long_way_to_go_is_gone():
+    """From zero to a thousand, beside parameters that are small."""
+    found = cx.project(jnp.zeros(3), cx.compose(lambda p: p[0] - 1e3, gamma=1.0), jnp.zeros(3))
+    np.testing.assert_allclose(found.update, [1e3, 0, 0])
+    assert found.reports["constraint"].resolved
