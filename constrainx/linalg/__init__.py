@@ -11,4 +11,5 @@ from constrainx.linalg._problem import LeastSquares as LeastSquares
 from constrainx.linalg._problem import Solver as Solver
 from constrainx.linalg._qr import QR as QR
 from constrainx.linalg._vector import Vector as Vector
+from constrainx.linalg._vector import dot as dot
 from constrainx.linalg._vector import norm as norm

@@ -12,8 +12,7 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints import Composed, Member, Placement
 from constrainx.errors import ArgumentError, check_choice
-from constrainx.linalg import norm
-from constrainx.linalg._vector import dot
+from constrainx.linalg import dot, norm
 from constrainx.step._linearise import (
     SolverChoice,
     Traced,
