@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax
 
 from constrainx.data import Batches
-from constrainx.errors import ArgumentError, ArgumentTypeError, check_choice
+from constrainx.errors import check_choice
 from constrainx.runtime import Callback, Keep
+from constrainx.trainers._checks import check_batches, check_count
 
 OnSaveError: TypeAlias = Literal["stop", "continue"]
 
@@ -142,18 +143,3 @@ def as_run_folder(value: RunFolder | pathlib.Path | str | None) -> RunFolder | N
 def as_devices(value: Devices | int | None) -> Devices:
     """A number alone stands for that many devices, each with a copy of every parameter."""
     return value if isinstance(value, Devices) else Devices(value)
-
-
-def check_count(argument: str, value: Any) -> None:
-    """Raises unless it is None or a number of at least 1."""
-    if value is not None and value < 1:
-        raise ArgumentError(f"`{argument}` must be at least 1, got {value!r}.")
-
-
-def check_batches(argument: str, value: Any) -> None:
-    """Raises unless it comes from `constrainx.data`."""
-    if not isinstance(value, Batches):
-        raise ArgumentTypeError(
-            f"`{argument}` must come from `constrainx.data`, for example "
-            f"`cx.data.arrays({{'x': x}}, batch=128)`, got {type(value).__name__}."
-        )

@@ -1,4 +1,7 @@
-"""`Trainer`: what to train, on what, and how. `_program.py` has the step, `_loop.py` the loop."""
+"""`Trainer`: what to train, on what, and how.
+
+`_program.py` has the step, `_loop.py` the loop, and `_run.py` the folder of a run.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,24 +20,21 @@ from rich.console import Console
 
 from constrainx.constraints import Composed, Constraint, compose, constraints_of
 from constrainx.data import Batches
-from constrainx.errors import ArgumentError, ArgumentTypeError, check_choice, did_you_mean
-from constrainx.runtime import (
-    Bar,
-    Callback,
-    CheckpointError,
-    Checkpoints,
-    JsonLines,
-    Sharding,
-    TensorBoard,
-    has_checkpoints,
-    listen_for_signals,
-    lock_run_folder,
-    prepare_run_folder,
-)
+from constrainx.errors import ArgumentError, check_choice
+from constrainx.runtime import Bar, Callback, CheckpointError, Sharding, listen_for_signals
 from constrainx.step import Method, MethodName, Unconstrained, as_method, constrain
+from constrainx.trainers._checks import (
+    check_batches,
+    check_count,
+    check_decay,
+    check_measured,
+    check_model,
+    check_split,
+)
 from constrainx.trainers._loop import Ending, Loop, Schedule, read_ahead
 from constrainx.trainers._measure import Measure
 from constrainx.trainers._program import OnNonFinite, Precision, Program
+from constrainx.trainers._run import OpenRun, WhichStep, can_restore, open_run, restore_progress
 from constrainx.trainers._settings import (
     Devices,
     Evaluation,
@@ -44,8 +44,6 @@ from constrainx.trainers._settings import (
     as_devices,
     as_evaluation,
     as_run_folder,
-    check_batches,
-    check_count,
 )
 from constrainx.trainers._state import Progress, State, split_model, start_healthy
 from constrainx.trainers._watch import Watch
@@ -141,8 +139,16 @@ class Trainer:
     on_nonfinite: OnNonFinite = "stop"
 
     def __post_init__(self) -> None:
-        self._check()
-        self.sharding = self._shard()
+        check_model(self.model)
+        check_batches("Trainer(data=...)", self.data)
+        check_choice("precision", self.precision, get_args(Precision), owner="Trainer")
+        check_choice("on_nonfinite", self.on_nonfinite, get_args(OnNonFinite), owner="Trainer")
+        check_count("Trainer(steps=...)", self.steps)
+        check_count("Trainer(accumulate=...)", self.accumulate)
+        check_decay("Trainer(ema=...)", self.ema)
+        devices = as_devices(self.devices)
+        self.sharding = Sharding.over(devices=devices.count, fsdp=devices.fsdp)
+        check_split(self.data.batch, self.sharding, accumulate=self.accumulate)
         with self._own_mesh():
             self._build()
 
@@ -177,45 +183,13 @@ class Trainer:
             sharding=self.sharding,
             seed=self.seed,
         )
-        self._check_monitor()
+        if self._monitor is not None:
+            check_measured(self._monitor.metric, self._measure.names)
         self._compiled = jax.jit(
             self._program,
             donate_argnums=(0, 1),
             out_shardings=(self.sharding.of_state(self.state), self.sharding.whole, None),
         )
-
-    def _check(self) -> None:
-        if not isinstance(self.model, nnx.Module):
-            raise ArgumentTypeError(
-                f"`Trainer(model=...)` must be an nnx.Module, got {type(self.model).__name__}."
-            )
-        for path, leaf in jax.tree_util.tree_leaves_with_path(
-            nnx.state(self.model, _is_not_random)
-        ):
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-                raise ArgumentTypeError(
-                    f"`Trainer(model=...)` has a random key in {jax.tree_util.keystr(path)}, which "
-                    "would be the same in every step: keep it in an `nnx.Rngs`, whose streams are "
-                    "seeded anew, or take a key as an argument."
-                )
-        check_batches("Trainer(data=...)", self.data)
-        check_choice("precision", self.precision, get_args(Precision), owner="Trainer")
-        check_choice("on_nonfinite", self.on_nonfinite, get_args(OnNonFinite), owner="Trainer")
-        check_count("Trainer(steps=...)", self.steps)
-        check_count("Trainer(accumulate=...)", self.accumulate)
-        if self.ema is not None and not 0 <= self.ema < 1:
-            raise ArgumentError(f"`Trainer(ema=...)` must be in [0, 1), got {self.ema!r}.")
-
-    def _shard(self) -> Sharding:
-        devices = as_devices(self.devices)
-        sharding = Sharding.over(devices=devices.count, fsdp=devices.fsdp)
-        sharding.check_batch(self.data.batch)
-        if self.data.batch % (self.accumulate * sharding.mesh.size):
-            raise ArgumentError(
-                f"`accumulate={self.accumulate}` parts of a batch of {self.data.batch} must be "
-                f"multiples of the {sharding.mesh.size} devices."
-            )
-        return sharding
 
     def _own_mesh(self) -> contextlib.AbstractContextManager[Any]:
         """Our mesh in place of one that the caller has set, which may have other devices."""
@@ -229,16 +203,6 @@ class Trainer:
         if not constraints_of(model) and not self.constraints:
             return None
         return compose(model, *self.constraints, model=model)
-
-    def _check_monitor(self) -> None:
-        if self._evaluation is None or self._evaluation.monitor is None:
-            return
-        metric, known = self._evaluation.monitor.metric, self._measure.names
-        if metric not in known:
-            raise ArgumentError(
-                f"`Monitor(metric={metric!r})` is not measured: use one of {sorted(known)}."
-                f"{did_you_mean(metric, known, cutoff=0.0)}"
-            )
 
     @property
     def state(self) -> State:
@@ -284,10 +248,12 @@ class Trainer:
             # Earlier steps that were not finite have been reported, or skipped on purpose.
             health = self.sharding.place(start_healthy())
             self._progress.state = self.state._replace(health=health)
-        with self._own_mesh(), contextlib.ExitStack() as stack:
-            checkpoints, aside = (None, []) if folder is None else self._open(folder, stack)
-            listeners = self._listeners(folder, schedule.last)
-            requests = stack.enter_context(listen_for_signals())
+        with (
+            self._own_mesh(),
+            self._open(folder) as opened,
+            listen_for_signals() as requests,
+        ):
+            listeners = self._listeners(opened, schedule.last)
             loop = Loop(
                 self._progress,
                 schedule,
@@ -297,7 +263,7 @@ class Trainer:
                 watch=Watch(self._program.constraints, as_method(self.method)),
                 evaluate=self._evaluator(limit=1 if fast_dev_run else None),
                 listeners=listeners,
-                checkpoints=checkpoints,
+                checkpoints=opened.checkpoints if opened else None,
                 about={
                     "config": self.config,
                     "devices": self.sharding.mesh.size,
@@ -306,7 +272,7 @@ class Trainer:
             )
             reason = "failed"
             try:
-                self._announce(loop, listeners, aside)
+                self._announce(loop, listeners, opened.set_aside if opened else ())
                 batches = read_ahead(self._batches(self.step), is_cheap=self.data.is_cheap)
                 found = loop.run(batches, self.sharding.place_batch, requests)
                 reason = str(found.ending) + (f" by {found.signal}" if found.signal else "")
@@ -332,7 +298,7 @@ class Trainer:
 
     def restore(
         self,
-        step: int | Literal["last", "best"] = "last",
+        step: WhichStep = "last",
         *,
         run: pathlib.Path | str | None = None,
         fallback: bool = False,
@@ -349,29 +315,17 @@ class Trainer:
         Raises:
             CheckpointError: there is none, it is damaged, or it belongs to another model.
         """
-        settings = as_run_folder(run) or self._folder
-        folder = pathlib.Path(settings.path) if settings else pathlib.Path()
-        is_there = settings is not None and (folder / "checkpoints").is_dir()
-        if or_start and not (is_there and has_checkpoints(folder / "checkpoints")):
-            self._restored_from = folder
-            return self.step
-        if settings is None or not is_there:
-            raise CheckpointError(f"there are no checkpoints in {folder}: nothing to restore.")
-        checkpoints = self._checkpoints(settings, reading=True)
-        try:
-            wanted = checkpoints.find(step)
-            earlier = [s for s in reversed(checkpoints.steps) if s < wanted]
-            candidates = [wanted, *(earlier if fallback else [])]
-            state, about = checkpoints.restore_first_readable(candidates, self.state)
-        finally:
-            checkpoints.close()
-        self._progress = Progress(
-            state=state,
-            best=about.get("best"),
-            without_best=about.get("without_best", 0),
-            seconds=about.get("seconds", 0.0),
-        )
-        self._restored_from = folder
+        folder = as_run_folder(run) or self._folder
+        if folder is None:
+            raise CheckpointError(
+                "there is nothing to restore: say from which folder, by `restore(run=...)` or "
+                "`Trainer(run=...)`."
+            )
+        if can_restore(folder) or not or_start:
+            self._progress = restore_progress(
+                folder, self._monitor, step, self.state, fallback=fallback
+            )
+        self._restored_from = pathlib.Path(folder.path)
         return self.step
 
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
@@ -397,19 +351,12 @@ class Trainer:
             on_save_error=folder.on_save_error if folder else "stop",
         )
 
-    def _open(
-        self, folder: RunFolder, stack: contextlib.ExitStack
-    ) -> tuple[Checkpoints, list[int]]:
-        """Locks and prepares the folder; returns its checkpoints and the steps set aside."""
-        path = pathlib.Path(folder.path)
-        before = self._restored_from
-        resuming = before is not None and before.absolute() == path.absolute()
-        if jax.process_index() == 0:
-            stack.enter_context(lock_run_folder(path))
-            prepare_run_folder(path, folder.config, resuming=resuming)
-        checkpoints = self._checkpoints(folder)
-        stack.callback(checkpoints.close)
-        return checkpoints, checkpoints.set_aside_after(self.step) if resuming else []
+    def _open(self, folder: RunFolder | None) -> contextlib.AbstractContextManager[OpenRun | None]:
+        if folder is None:
+            return contextlib.nullcontext()
+        before, path = self._restored_from, pathlib.Path(folder.path)
+        is_same = before is not None and before.absolute() == path.absolute()
+        return open_run(folder, self._monitor, resume_from=self.step if is_same else None)
 
     def _announce(self, loop: Loop, listeners: Sequence[Callback], aside: Sequence[int]) -> None:
         """Reports how the batch is split, and from which step the run starts."""
@@ -441,27 +388,8 @@ class Trainer:
     def _monitor(self) -> Monitor | None:
         return self._evaluation.monitor if self._evaluation else None
 
-    def _checkpoints(self, folder: RunFolder, *, reading: bool = False) -> Checkpoints:
-        return Checkpoints(
-            pathlib.Path(folder.path) / "checkpoints",
-            keep=folder.keep,
-            metric=self._monitor.metric if self._monitor else None,
-            mode=self._monitor.mode if self._monitor else "min",
-            reading=reading,
-        )
-
-    def _listeners(self, folder: RunFolder | None, last: int) -> list[Callback]:
+    def _listeners(self, opened: OpenRun | None, last: int) -> list[Callback]:
         if jax.process_index() > 0:
             return []
-        listeners: list[Callback] = []
-        if folder is not None:
-            path = pathlib.Path(folder.path)
-            listeners += [JsonLines(path / "metrics.jsonl"), TensorBoard(path / "tensorboard")]
-        if self.logging.progress:
-            listeners.append(Bar(last, title=self.logging.title))
-        return [*listeners, *self.logging.callbacks]
-
-
-def _is_not_random(path: tuple[Any, ...], variable: Any) -> bool:
-    del path
-    return not isinstance(variable, nnx.RngState)
+        bar = [Bar(last, title=self.logging.title)] if self.logging.progress else []
+        return [*(opened.writers if opened else ()), *bar, *self.logging.callbacks]

@@ -1,0 +1,123 @@
+"""A run on disk: its checkpoints are restored, and its folder is opened to be written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+import jax
+
+from constrainx.runtime import (
+    Callback,
+    CheckpointError,
+    Checkpoints,
+    JsonLines,
+    TensorBoard,
+    has_checkpoints,
+    lock_run_folder,
+    prepare_run_folder,
+)
+from constrainx.trainers._settings import Monitor, RunFolder
+from constrainx.trainers._state import Progress, State
+
+WhichStep: TypeAlias = int | Literal["last", "best"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenRun:
+    """A run folder that is locked and ready to be written.
+
+    Attributes:
+        checkpoints: where to save.
+        set_aside: steps of checkpoints that lay ahead of the one the run resumes from.
+        writers: callbacks that write its metrics; none but on the first process.
+    """
+
+    checkpoints: Checkpoints
+    set_aside: Sequence[int]
+    writers: Sequence[Callback]
+
+
+@contextlib.contextmanager
+def open_run(
+    folder: RunFolder, monitor: Monitor | None, *, resume_from: int | None
+) -> Iterator[OpenRun]:
+    """Locks and prepares a folder while the block runs.
+
+    Args:
+        folder: what to open.
+        monitor: says which checkpoints are best.
+        resume_from: the step of the checkpoint that was restored from this folder; None for a new
+            run.
+
+    Raises:
+        RunError: the folder is in use, holds another run, or cannot be written to.
+    """
+    path = pathlib.Path(folder.path)
+    is_first_process = jax.process_index() == 0
+    with contextlib.ExitStack() as stack:
+        if is_first_process:
+            stack.enter_context(lock_run_folder(path))
+            prepare_run_folder(path, folder.config, resuming=resume_from is not None)
+        checkpoints = _checkpoints(folder, monitor)
+        stack.callback(checkpoints.close)
+        later = [] if resume_from is None else checkpoints.set_aside_after(resume_from)
+        writers: list[Callback] = []
+        if is_first_process:
+            writers = [JsonLines(path / "metrics.jsonl"), TensorBoard(path / "tensorboard")]
+        yield OpenRun(checkpoints, later, writers)
+
+
+def can_restore(folder: RunFolder) -> bool:
+    """Whether a run has a complete checkpoint."""
+    checkpoints = pathlib.Path(folder.path) / "checkpoints"
+    return checkpoints.is_dir() and has_checkpoints(checkpoints)
+
+
+def restore_progress(
+    folder: RunFolder, monitor: Monitor | None, step: WhichStep, like: State, *, fallback: bool
+) -> Progress:
+    """Reads a checkpoint.
+
+    Args:
+        folder: of the run.
+        monitor: says which checkpoint is best.
+        step: which one.
+        like: a state of the same structure, on the devices that the arrays go to.
+        fallback: whether to try earlier checkpoints if this one is damaged.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or it belongs to another model.
+    """
+    path = pathlib.Path(folder.path)
+    if not (path / "checkpoints").is_dir():
+        raise CheckpointError(f"there are no checkpoints in {path}: nothing to restore.")
+    checkpoints = _checkpoints(folder, monitor, reading=True)
+    try:
+        wanted = checkpoints.find(step)
+        earlier = [saved for saved in reversed(checkpoints.steps) if saved < wanted]
+        candidates = [wanted, *(earlier if fallback else [])]
+        state, about = checkpoints.restore_first_readable(candidates, like)
+    finally:
+        checkpoints.close()
+    return Progress(
+        state=state,
+        best=about.get("best"),
+        without_best=about.get("without_best", 0),
+        seconds=about.get("seconds", 0.0),
+    )
+
+
+def _checkpoints(
+    folder: RunFolder, monitor: Monitor | None, *, reading: bool = False
+) -> Checkpoints:
+    return Checkpoints(
+        pathlib.Path(folder.path) / "checkpoints",
+        keep=folder.keep,
+        metric=monitor.metric if monitor else None,
+        mode=monitor.mode if monitor else "min",
+        reading=reading,
+    )
