@@ -1,6 +1,9 @@
 """Train neural networks that must obey constraints."""
 
 from constrainx import data as data
+from constrainx.checks import Certificate as Certificate
+from constrainx.checks import Certified as Certified
+from constrainx.checks import certify as certify
 from constrainx.constraints import AtMost as AtMost
 from constrainx.constraints import Attached as Attached
 from constrainx.constraints import Composed as Composed

@@ -44,8 +44,16 @@ class PeriodicIn2Pi(Constraint):
     def residual(self, model: Any, batch: Any, *, key: Array) -> Float[Array, "points 1"]:
         """The difference between points one period apart."""
         del batch
-        x = jax.random.uniform(key, (self.points, 1), minval=-3 * jnp.pi, maxval=jnp.pi)
+        x = self._draw(key)
         return model(x + 2 * jnp.pi) - model(x)
+
+    def scale(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
+        """The root mean square of the network at these points, since a constant is periodic."""
+        del batch
+        return jnp.sqrt(jnp.mean(jnp.square(model(self._draw(key)))))
+
+    def _draw(self, key: Array) -> Float[Array, "points 1"]:
+        return jax.random.uniform(key, (self.points, 1), minval=-3 * jnp.pi, maxval=jnp.pi)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

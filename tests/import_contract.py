@@ -20,6 +20,7 @@ LAYERS = (
     "step",
     "data",
     "runtime",
+    "checks",
     "report",
     "models",
     "trainers",

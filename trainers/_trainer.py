@@ -18,6 +18,7 @@ from flax import nnx
 from jaxtyping import PyTree
 from rich.console import Console
 
+from constrainx.checks import Certificate, certify
 from constrainx.constraints import Composed, Constraint, compose, constraints_of
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError, check_choice
@@ -295,6 +296,22 @@ class Trainer:
         parameters = self._program.parameters_to_evaluate(self.state)
         with self._own_mesh():
             return self._measure(parameters, self.state.rest, data, limit=limit)
+
+    def certify(self, data: Batches | None = None, **options: Any) -> Certificate:
+        """How well the constraints hold on held-out data, those of ``evaluation`` by default.
+
+        A constraint on whole batches is measured on batches as large as in training.
+
+        Args:
+            data: the held-out batches.
+            options: those of `constrainx.certify`.
+        """
+        data = self._evaluation.data if data is None and self._evaluation else data
+        if self._measure.constraints is None:
+            raise ArgumentError("`certify` needs constraints, and this trainer has none.")
+        options = {"batch": self.data.batch, "seed": self.seed, **options}
+        with self._own_mesh():
+            return certify(self.trained, self._measure.constraints, data, **options)
 
     def restore(
         self,

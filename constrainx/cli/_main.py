@@ -25,6 +25,7 @@ COMMANDS = {
     "compare": "_compare.Compare",
     "resume": "_resume.Resume",
     "eval": "_resume.Evaluate",
+    "certify": "_certify.Certify",
     "report": "_report.Report",
     "cp": "_recipes.CopyRecipe",
     "data": "_data.Data",

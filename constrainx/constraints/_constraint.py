@@ -103,6 +103,16 @@ class Constraint:
         entries = flatten(self.residual(model, batch, key=key), owner=self.label)
         return root_mean_square(jnp.maximum(entries, 0) if self.kind == "inequality" else entries)
 
+    def scale(self, model: Any, batch: Any, key: Array) -> Float[Array, ""] | None:  # noqa: ARG002
+        """Returns what the violation is small or large in comparison with, or None if nothing is.
+
+        Override it where shrinking the model's output would lower the violation without coming any
+        closer to what must hold. `certify` then shows the ratio of the two as well. It has the
+        unit of the violation: for a violation that is a squared norm of differences of outputs,
+        the squared norm of the output.
+        """
+        return None
+
     @property
     def label(self) -> str:
         """The name, or the class's name in lower case with hyphens."""

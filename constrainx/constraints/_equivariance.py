@@ -113,6 +113,13 @@ class Equivariance(Constraint):
             return mean * (1 - 1 / self.group.order)
         return mean
 
+    def scale(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:  # noqa: ARG002
+        """Returns the mean over examples of ‖f(x)‖²."""
+        x = select_inputs(batch, self.inputs, owner=type(self).__name__)
+        outputs = model(x) if self.of is None else self.of(model, x)
+        squares = jnp.square(outputs.astype(jnp.result_type(jnp.float32, outputs)))
+        return jnp.sum(squares) / x.shape[0]
+
     def _choose_elements(self, examples: int, key: Array) -> Element:
         """Returns NumPy elements that all examples share, or one JAX element for each example."""
         if self.elements == "sample" or not isinstance(self.group, FiniteGroup):

@@ -86,6 +86,22 @@ class JacobianSymmetry(Constraint):
         difference = _push_forward(field, x, probes) - jax.vmap(pull)(probes)[0]
         return jnp.mean(jnp.sum(jnp.square(_widen(difference)), axis=-1)) / 2
 
+    def scale(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
+        """Returns the mean over examples of 2‖J‖²_F, which the violation can be at most.
+
+        With probes v this is an unbiased estimate, 2‖J v‖².
+        """
+        field, x = self._flatten_field(model, batch)
+        if self.probes is None:
+            basis = jnp.eye(x.shape[1], dtype=x.dtype)[:, None]
+            probes = jnp.broadcast_to(basis, (x.shape[1], *x.shape))
+            count = 1
+        else:
+            probes = jax.random.rademacher(key, (self.probes, *x.shape), x.dtype)
+            count = self.probes
+        squares = jnp.square(_widen(_push_forward(field, x, probes)))
+        return 2 * jnp.sum(squares) / (count * x.shape[0])
+
     def _flatten_field(
         self, model: Any, batch: Any
     ) -> tuple[Callable[[Array], Array], Float[Array, "examples d"]]:

@@ -143,6 +143,39 @@ def _make_table(shown: Sequence[Shown]) -> str:
     )
 
 
+def _make_certificates(shown: Sequence[Shown]) -> list[str]:
+    """A table of the constraints of every run that was certified."""
+    certified = [one for one in shown if isinstance(one.run.certificate.get("constraints"), dict)]
+    if not certified:
+        return []
+    fields = ("mean", "upper", "largest", "where", "relative", "share", "share_upper", "tolerance")
+    headings = ["mean", "bound on the mean", "largest", "at", "relative to the output"]
+    headings += ["share above tolerance", "bound on the share", "tolerance", "met"]
+    body = []
+    for one in certified:
+        step = as_number(one.run.certificate.get("step"))
+        for name, found in one.run.certificate["constraints"].items():
+            found = found if isinstance(found, dict) else {}
+            cells = [_format_found(found.get(field)) for field in fields]
+            cells.append("yes" if found.get("met") is True else "<strong>no</strong>")
+            label = f"{_label_run(one)}, step {step:.0f}: {html.escape(str(name))}"
+            body.append(
+                f'<tr><th scope="row">{label}</th>'
+                + "".join(f"<td>{cell}</td>" for cell in cells)
+                + "</tr>\n"
+            )
+    head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
+    return [
+        "<h2>Constraints on held-out data</h2>",
+        f'<div class="scroll"><table>\n<thead><tr><th scope="col">constraint</th>{head}</tr>'
+        f"</thead>\n<tbody>\n{''.join(body)}</tbody></table></div>",
+    ]
+
+
+def _format_found(value: object) -> str:
+    return "–" if value is None else _format_figure(as_number(value))
+
+
 def _label_run(one: Shown) -> str:
     swatch = f'<span class="swatch" style="background:{one.color}"></span>'
     return swatch + html.escape(one.name)
@@ -202,6 +235,7 @@ def _make_page(shown: Sequence[Shown], images: dict[str, bytes]) -> str:
         f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
         f"<h1>{'Training run' if len(shown) == 1 else f'{len(shown)} training runs'}</h1>",
         _make_table(shown),
+        *_make_certificates(shown),
     ]
     for name, image in images.items():
         data = base64.b64encode(image).decode()

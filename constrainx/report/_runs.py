@@ -30,6 +30,7 @@ class Run:
         train: The lines of kind "train" by step, without those that a resume replaced.
         evaluation: The lines of kind "eval", likewise.
         events: All lines of kind "event", in the order of the file.
+        certificate: What `constrainx certify` found, empty if it was not called.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Run:
     train: list[Row]
     evaluation: list[Row]
     events: list[Row]
+    certificate: Row = dataclasses.field(default_factory=dict)
 
 
 def load(run: pathlib.Path) -> Run:
@@ -87,7 +89,13 @@ def load(run: pathlib.Path) -> Run:
         train=[row for row in rows if row["kind"] == "train"],
         evaluation=[row for row in rows if row["kind"] == "eval"],
         events=events,
+        certificate=_read_certificate(run),
     )
+
+
+def _read_certificate(run: pathlib.Path) -> Row:
+    found = _read_object(run / "result.json").get("certificate")
+    return found if isinstance(found, dict) else _read_object(run / "certificate.json")
 
 
 def _find_run_near(folder: pathlib.Path) -> pathlib.Path | None:

@@ -2,6 +2,7 @@
 
 from constrainx.step._lagrangian import Lagrangian as Lagrangian
 from constrainx.step._linearise import SolverChoice as SolverChoice
+from constrainx.step._live import find_live_inputs as find_live_inputs
 from constrainx.step._method import Method as Method
 from constrainx.step._method import Optimize as Optimize
 from constrainx.step._method import Point as Point
