@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -265,13 +266,19 @@ def _with_unique_names(members: Sequence[Member]) -> list[Member]:
     Where that is not enough, because two sit on one module, they are numbered.
     """
     counts = collections.Counter(member.name for member in members)
-    seen: collections.Counter[str] = collections.Counter()
+    names = [_name_by_module(m) if counts[m.name] > 1 else m.name for m in members]
+    taken: set[str] = set()
     result = []
-    for member in members:
-        name = member.name
-        if counts[name] > 1 and member.attached is not None and member.attached.path:
-            name = f"{'.'.join(map(str, member.attached.path))}/{name}"
-        seen[name] += 1
-        name = name if seen[name] == 1 else f"{name}-{seen[name]}"
-        result.append(dataclasses.replace(member, name=name))
+    for member, name in zip(members, names, strict=True):
+        # A number must not make the name of another constraint, whatever the order.
+        free = (f"{name}-{n}" for n in itertools.count(2) if f"{name}-{n}" not in names)
+        candidates = itertools.chain((name,), free)
+        unique = next(candidate for candidate in candidates if candidate not in taken)
+        taken.add(unique)
+        result.append(dataclasses.replace(member, name=unique))
     return result
+
+
+def _name_by_module(member: Member) -> str:
+    path = member.attached.path if member.attached is not None else ()
+    return f"{'.'.join(map(str, path))}/{member.name}" if path else member.name

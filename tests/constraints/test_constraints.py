@@ -1,6 +1,7 @@
 """Constraints as objects: subclassing, attaching, composing."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -297,6 +298,12 @@ def test_constraints_of_the_same_name_are_numbered():
     model = Net(nnx.Rngs(0))
     unit = cx.UnitNorm(of=lambda m: m.last.kernel[...])
     assert cx.compose(unit, unit, model=model).names == ("unit-norm", "unit-norm-2")
+    # Not the name of a third, which would then share its reports.
+    second = dataclasses.replace(unit, name="unit-norm-2")
+    for order in itertools.permutations((unit, unit, second)):
+        names = cx.compose(*order, model=model).names
+        assert sorted(names) == ["unit-norm", "unit-norm-2", "unit-norm-3"]
+        assert names[order.index(second)] == "unit-norm-2"
 
 
 NAN, INF = float("nan"), float("inf")
