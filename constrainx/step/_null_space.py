@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,8 @@ class NullSpace:
     Attributes:
         placement: overrides that of every constraint; None leaves the choice to them.
         metric: "optimizer" projects updates in the metric of an adaptive optimizer, the diagonal
-            1/√ν of Adam and its kin, instead of the Euclidean one. It implies "update".
+            1/√ν of Adam and its kin, instead of the Euclidean one. It implies "update", and is an
+            error with an optimizer that does not keep ν for every parameter.
         solver: "auto", "gram", or a least-squares solver such as `LSMR(rtol=1e-4)`.
     """
 
@@ -145,12 +146,18 @@ def _measure_length(vector: PyTree) -> Float[Array, ""]:
     return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
 
 
-def _find_diagonal(state: optax.OptState, parameters: PyTree) -> PyTree | None:
-    """1/√ν of an adaptive optimizer, or None if it keeps no second moments."""
-    moments = optax.tree_utils.tree_get_all_with_path(state, "nu")
-    if not moments:
-        return None
-    (_, nu), *_ = moments
+def _find_diagonal(state: optax.OptState, parameters: PyTree) -> PyTree:
+    """1/√ν of an adaptive optimizer, for all parameters."""
+    moments = [nu for _, nu in optax.tree_utils.tree_get_all_with_path(state, "nu")]
+    structure: Any = jax.tree.structure(parameters)
+    nu = next((nu for nu in moments if jax.tree.structure(nu) == structure), None)
+    if nu is None:
+        kept = "it for some of them only" if moments else "no such second moments"
+        raise ArgumentError(
+            '`NullSpace(metric="optimizer")` needs ν for every parameter, as Adam keeps it, but '
+            f"the optimizer keeps {kept}. Leave `metric` out: the default placement ends at the "
+            "same points for any optimizer."
+        )
     # Bias correction and ε: the metric's overall scale does not matter, but zero would.
     largest = optax.tree.max(jax.tree.map(jnp.max, nu))
     floor = 1e-8 * jnp.sqrt(largest) + jnp.finfo(jnp.float32).tiny

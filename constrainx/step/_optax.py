@@ -107,7 +107,8 @@ def constrain(
         optimizer: any Optax optimizer.
         constraint: as in `nullspace`.
         gamma: overrides the constraints' own; a finite number of at least 0, or a schedule. Where
-            updates are projected, a number of at most 2, see `NullSpace`.
+            updates are projected, a number of at most 2, see `NullSpace`. Methods that do not pull
+            by γ, such as `Penalty`, have no use for it.
         model: the model, for a `Constraint` that is not attached.
         method: `NullSpace`, `Penalty`, `Lagrangian`, `Unconstrained` or a `Method` of your own;
             "nullspace", "penalty", "lagrangian" and "none" are short for their defaults.

@@ -26,6 +26,8 @@ OPTIMIZERS = {
     "scheduled": optax.adam(optax.cosine_decay_schedule(1e-2, 10)),
     "lion": optax.lion(1e-3),
 }
+ADAPTIVE = ("adam", "adamw", "clipped", "scheduled")
+LSMR = cx.LSMR(rtol=1e-7)
 
 
 def curved(params):
@@ -38,15 +40,14 @@ def loss(params):
 
 
 @pytest.mark.parametrize(
-    "method",
+    ("name", "method"),
     [
-        cx.NullSpace(),
-        cx.NullSpace(metric="optimizer"),
-        cx.NullSpace(metric="optimizer", solver=cx.LSMR(rtol=1e-7)),
+        *((name, cx.NullSpace()) for name in OPTIMIZERS),
+        *(("lion", cx.NullSpace(placement="update", solver=s)) for s in ("gram", LSMR)),
+        *((name, cx.NullSpace(metric="optimizer")) for name in ADAPTIVE),
+        *((name, cx.NullSpace(metric="optimizer", solver=LSMR)) for name in ADAPTIVE),
     ],
-    ids=["gram", "gram-metric", "lsmr-metric"],
 )
-@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_of_any_optimizer_satisfy_the_linearised_constraint(name, method):
     optimizer = cx.constrain(OPTIMIZERS[name], curved, gamma=0.3, method=method)
     params, state = TREE, optimizer.init(TREE)
@@ -109,9 +110,11 @@ def test_a_convex_problem_converges_to_its_kkt_point(x64, name):
         "momentum": optax.sgd(0.005, momentum=0.9),
         "adam": optax.adam(rate),
     }[name]
-    optimizer = cx.constrain(
-        inner, lambda x: A @ x - b, gamma=1.0, method=cx.NullSpace(metric="optimizer")
+    # In the Euclidean metric, updates of Adam would lead elsewhere.
+    method = (
+        cx.NullSpace(metric="optimizer") if name == "adam" else cx.NullSpace(placement="update")
     )
+    optimizer = cx.constrain(inner, lambda x: A @ x - b, gamma=1.0, method=method)
 
     @jax.jit
     def run(x):
@@ -277,6 +280,22 @@ def test_auto_logs_what_it_picked(caplog):
     assert "closed form" in text[0]
     assert "Gram matrix" in text[1]
     assert "LSMR" in text[2]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kept"),
+    [
+        (optax.sgd(0.1), "no such second moments"),
+        (optax.adafactor(0.1), "no such second moments"),
+        (optax.lion(0.1), "no such second moments"),
+        (optax.masked(optax.adam(0.1), {"w": True, "b": False}), "it for some of them only"),
+    ],
+    ids=["sgd", "adafactor", "lion", "masked"],
+)
+def test_a_metric_that_the_optimizer_does_not_have_is_refused(optimizer, kept):
+    constrained = cx.constrain(optimizer, curved, method=cx.NullSpace(metric="optimizer"))
+    with pytest.raises(cx.UserError, match=f"the optimizer keeps {kept}"):
+        jax.eval_shape(constrained.update, TREE, constrained.init(TREE), TREE)
 
 
 @pytest.mark.parametrize(
