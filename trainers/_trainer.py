@@ -22,7 +22,14 @@ from constrainx.checks import Certificate, certify
 from constrainx.constraints import Composed, Constraint, compose, constraints_of
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError, check_choice
-from constrainx.runtime import Bar, Callback, CheckpointError, Sharding, listen_for_signals
+from constrainx.runtime import (
+    Bar,
+    Callback,
+    CheckpointError,
+    Sharding,
+    describe_resume,
+    listen_for_signals,
+)
 from constrainx.step import Method, MethodName, Unconstrained, as_method, constrain
 from constrainx.trainers._checks import (
     check_batches,
@@ -383,8 +390,7 @@ class Trainer:
         for listener in listeners:
             listener.on_start(self, self.step)
         if self._restored_from is not None:
-            later = f"; set aside the later checkpoints {list(aside)}" if aside else ""
-            loop.tell(f"resumed from step {self.step}{later}")
+            loop.tell(describe_resume(self.step, aside))
 
     def _evaluator(self, *, limit: int | None) -> Callable[[], dict[str, float]] | None:
         return None if self._evaluation is None else lambda: self.evaluate(limit=limit)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
-from importlib import metadata
 
 from constrainx.cli._command import PlainCommand
 from constrainx.cli._console import print_table
-
-PACKAGES = ("constrainx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,12 +14,8 @@ class Info(PlainCommand):
 
     def execute(self) -> None:
         """Prints them."""
-        import jax
+        from constrainx.runtime import describe_environment
 
-        print_table(
-            [
-                ("python", platform.python_version()),
-                *((name, metadata.version(name)) for name in PACKAGES),
-                ("devices", ", ".join(str(device) for device in jax.devices())),
-            ]
-        )
+        found = describe_environment()
+        devices = ", ".join(found.pop("devices"))
+        print_table([(name, str(value)) for name, value in {**found, "devices": devices}.items()])

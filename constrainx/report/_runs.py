@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from constrainx.errors import UserError
+from constrainx.runtime import is_resume
 
 Row = dict[str, Any]
 
@@ -72,7 +73,7 @@ def load(run: pathlib.Path) -> Run:
     for row in _read_rows(metrics):
         if row["kind"] == "event":
             events.append(row)
-            if str(row.get("message", "")).lower().startswith("resumed"):
+            if is_resume(str(row.get("message", ""))):
                 kept = {key: old for key, old in kept.items() if old["step"] <= row["step"]}
         else:
             kept[row["kind"], row["step"]] = row

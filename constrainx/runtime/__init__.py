@@ -9,6 +9,8 @@ from constrainx.runtime._checkpoint import has_checkpoints as has_checkpoints
 from constrainx.runtime._distributed import DistributedError as DistributedError
 from constrainx.runtime._distributed import join as join
 from constrainx.runtime._distributed import supervise as supervise
+from constrainx.runtime._events import describe_resume as describe_resume
+from constrainx.runtime._events import is_resume as is_resume
 from constrainx.runtime._json_lines import JsonLines as JsonLines
 from constrainx.runtime._metric_names import REMOVED as REMOVED
 from constrainx.runtime._metric_names import constraint_metric as constraint_metric
@@ -19,6 +21,7 @@ from constrainx.runtime._preemption import StopRequests as StopRequests
 from constrainx.runtime._preemption import listen_for_signals as listen_for_signals
 from constrainx.runtime._progress_bar import Bar as Bar
 from constrainx.runtime._run_folder import RunError as RunError
+from constrainx.runtime._run_folder import describe_environment as describe_environment
 from constrainx.runtime._run_folder import lock_run_folder as lock_run_folder
 from constrainx.runtime._run_folder import prepare_run_folder as prepare_run_folder
 from constrainx.runtime._run_folder import read_config as read_config

@@ -42,7 +42,7 @@ def prepare_run_folder(folder: pathlib.Path, config: Mapping[str, Any], *, resum
         _check_same(folder, read_config(folder), config)
     else:
         _write(path, config)
-    _write(folder / "environment.json", environment())
+    _write(folder / "environment.json", describe_environment())
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
         raise RunError(f"{path} is damaged: {error}.") from error
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Versions, devices and the revision of the code."""
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),

@@ -1,0 +1,30 @@
+"""The events of a run that a program reads back from its metrics.jsonl, and their wording."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_RESUMED = "resumed from step "
+
+
+def describe_resume(step: int, set_aside: Sequence[int] = ()) -> str:
+    """The event of a run that continues from a checkpoint.
+
+    >>> describe_resume(200, [300, 400])
+    'resumed from step 200; set aside the later checkpoints [300, 400]'
+
+    Args:
+        step: of the checkpoint.
+        set_aside: steps of checkpoints that lay ahead of it.
+    """
+    later = f"; set aside the later checkpoints {list(set_aside)}" if set_aside else ""
+    return f"{_RESUMED}{step}{later}"
+
+
+def is_resume(message: str) -> bool:
+    """Whether an event is one of `describe_resume`.
+
+    >>> is_resume(describe_resume(200)), is_resume("saved, can be resumed")
+    (True, False)
+    """
+    return message.startswith(_RESUMED)
