@@ -15,7 +15,10 @@ class Command(abc.ABC):
     """A command. The first line of its docstring is what ``constrainx --help`` shows.
 
     To keep that fast, the module of a command imports what needs JAX inside of its functions.
+    ``takes_recipe`` says whether its first argument is the name of a recipe, for completion.
     """
+
+    takes_recipe: ClassVar[bool] = False
 
     @classmethod
     def list_flags(cls) -> list[str]:
@@ -54,6 +57,7 @@ class RecipeCommand(Command):
     ``without`` names the fields that are not, because the command sets them itself.
     """
 
+    takes_recipe: ClassVar[bool] = True
     without: ClassVar[Sequence[str]] = ()
 
     @classmethod

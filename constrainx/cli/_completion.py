@@ -12,8 +12,6 @@ import tyro
 from constrainx.cli._arguments import list_flags
 from constrainx.cli._command import PlainCommand
 
-TAKES_RECIPE = ("train", "validate", "compare", "cp")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion(PlainCommand):
@@ -30,8 +28,10 @@ class Completion(PlainCommand):
         from constrainx.cli._main import COMMANDS, load_command
         from constrainx.recipes import all_recipes
 
+        commands = {name: load_command(name) for name in COMMANDS}
         lines = _write_function(
-            options={name: load_command(name).list_flags() for name in COMMANDS},
+            options={name: command.list_flags() for name, command in commands.items()},
+            with_recipe=[name for name, command in commands.items() if command.takes_recipe],
             recipes={name: list_flags(recipe) for name, recipe in all_recipes().items()},
         )
         if self.shell == "zsh":
@@ -40,12 +40,16 @@ class Completion(PlainCommand):
 
 
 def _write_function(
-    *, options: Mapping[str, Sequence[str]], recipes: Mapping[str, Sequence[str]]
+    *,
+    options: Mapping[str, Sequence[str]],
+    with_recipe: Sequence[str],
+    recipes: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """A function in bash, which zsh runs as well.
 
     Args:
         options: of each command.
+        with_recipe: the commands whose first argument is a recipe.
         recipes: the options of each recipe.
     """
     return [
@@ -54,7 +58,7 @@ def _write_function(
         '  if [ "$COMP_CWORD" -eq 1 ]; then',
         f'    COMPREPLY=($(compgen -W "{" ".join(options)}" -- "$word")); return',
         "  fi",
-        f'  local with_recipe=" {" ".join(TAKES_RECIPE)} "',
+        f'  local with_recipe=" {" ".join(with_recipe)} "',
         '  if [ "$COMP_CWORD" -eq 2 ] && [[ "$with_recipe" == *" $command "* ]]; then',
         f'    COMPREPLY=($(compgen -W "{" ".join(recipes)}" -- "$word") $(compgen -f -- "$word"))',
         "    return",

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 import shutil
 import sys
+from typing import ClassVar
 
 import tyro
 
@@ -38,6 +39,8 @@ class CopyRecipe(PlainCommand):
         recipe: its name.
         file: where to write the copy.
     """
+
+    takes_recipe: ClassVar[bool] = True
 
     recipe: tyro.conf.Positional[str]
     file: tyro.conf.Positional[pathlib.Path]
