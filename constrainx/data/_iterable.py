@@ -19,7 +19,11 @@ from constrainx.data._batches import (
     count_examples,
     local_rows,
 )
-from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.errors import ArgumentError, ArgumentTypeError, UserError
+
+
+class DataEndedError(UserError, RuntimeError):
+    """An iterable has fewer batches than there are steps to train."""
 
 
 def from_iterable(make: Callable[[], Iterable[PyTree]], *, batch: int) -> Batches:
@@ -77,7 +81,7 @@ class _Iterated(Batches):
                         f"{number}. Drop the remainder, or pass batch={count}."
                     )
                 yield jax.tree.map(lambda leaf: np.asarray(leaf)[rows], found)
-            raise RuntimeError(
+            raise DataEndedError(
                 f"`make()` ended after {number + 1} batches, before step {max(number + 1, step)}. "
                 "Return an endless iterable, such as one that starts over, or train for fewer "
                 "steps."

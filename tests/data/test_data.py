@@ -227,9 +227,9 @@ def test_an_iterable_that_ends_too_early_is_an_error():
     finite = data.from_iterable(make, batch=4)
     iterator = finite.from_step(1)
     assert [next(iterator)["x"][0] for _ in range(2)] == [1, 2]
-    with pytest.raises(RuntimeError, match=r"ended after 3 batches, before step 3\."):
+    with pytest.raises(data.DataEndedError, match=r"ended after 3 batches, before step 3\."):
         next(iterator)
-    with pytest.raises(RuntimeError, match=r"ended after 3 batches, before step 9\."):
+    with pytest.raises(data.DataEndedError, match=r"ended after 3 batches, before step 9\."):
         next(finite.from_step(9))
     with pytest.raises(TypeError, match=r"new iterable, got generator.*lambda: iterable"):
         data.from_iterable(make(), batch=4)
