@@ -59,7 +59,8 @@ def test_the_library_declares_nothing_that_it_does_not_import():
 @pytest.mark.parametrize("folder", WORKSHOP)
 def test_tests_benchmarks_and_docs_import_what_their_extras_bring(folder):
     required, extras = read_declared()
-    allowed = required | extras["dev"] | (extras["docs"] if folder == "docs" else set())
+    more = {"docs": extras["docs"], "tests": extras["torch"]}
+    allowed = required | extras["dev"] | more.get(folder, set())
     for found in find_imports([folder]):
         assert found.distribution in allowed, found
 

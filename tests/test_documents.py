@@ -46,7 +46,9 @@ def test_names_on_the_page_about_the_architecture_exist(name):
     pkgutil.resolve_name(re.sub(r"^cx\b", "constrainx", name))
 
 
-@pytest.mark.parametrize("package", ["", ".groups", ".representations", ".masks", ".data"])
+@pytest.mark.parametrize(
+    "package", ["", ".groups", ".representations", ".masks", ".data", ".models"]
+)
 def test_every_public_name_is_on_the_page_about_the_api(package):
     face = pathlib.Path(pkgutil.resolve_name(f"constrainx{package}").__file__).read_text()
     # `Element` is a type alias.

@@ -140,6 +140,6 @@ def _make_probability(
 
 def _copy_placement(weight: nnx.Param) -> Mapping[str, Any]:
     """Copies the metadata that places an array on a mesh: a mask is sharded like its weights."""
-    names = ("out_sharding", "sharding_rules", "mesh", "optimizer_sharding")
+    names = ("out_sharding", "sharding_rules", "mesh", "optimizer_sharding", "eager_sharding")
     metadata = weight.get_metadata()
     return {name: metadata[name] for name in names if name in metadata}
