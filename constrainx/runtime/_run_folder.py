@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import platform
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 
 from constrainx.errors import UserError
+from constrainx.runtime._revision import read_revision
 
 PACKAGES = ("constrainx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -68,7 +68,7 @@ def describe_environment() -> dict[str, Any]:
         "devices": [str(device) for device in jax.devices()],
         "device_kind": jax.devices()[0].device_kind,
         "processes": jax.process_count(),
-        "git": _revision(),
+        "git": read_revision(),
     }
 
 
@@ -115,16 +115,6 @@ def _check_same(folder: pathlib.Path, stored: Mapping[str, Any], given: Mapping[
             f"the run in {folder} was started with other settings: {'; '.join(different)}. Use "
             "those, or another folder."
         )
-
-
-def _revision() -> str | None:
-    """The Git revision of the current folder, with a plus if it has uncommitted changes."""
-    command = ["git", "describe", "--always", "--dirty=+"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() or None
 
 
 def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
