@@ -3,7 +3,6 @@
 from constrainx.recipes._certificate import record_certificate as record_certificate
 from constrainx.recipes._comparison import Comparison as Comparison
 from constrainx.recipes._comparison import ComparisonError as ComparisonError
-from constrainx.recipes._continue import continue_run as continue_run
 from constrainx.recipes._continue import read_recipe as read_recipe
 from constrainx.recipes._find import all_recipes as all_recipes
 from constrainx.recipes._find import describe as describe

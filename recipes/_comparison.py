@@ -14,7 +14,6 @@ import jax
 from rich.console import Console
 
 from constrainx.errors import UserError
-from constrainx.recipes._continue import continue_run
 from constrainx.recipes._recipe import OVERSIGHT, Recipe
 from constrainx.recipes._result import write_result
 from constrainx.recipes._tables import Grid, Results, tabulate_published, tabulate_results
@@ -106,7 +105,7 @@ class Comparison:
                 )
             return stored
         if (folder / "config.json").exists():
-            trainer = continue_run(folder, recipe)
+            trainer = recipe.trainer(run=folder)
             trainer.restore(fallback=True, or_start=True)
         else:
             trainer = recipe.trainer(run=folder)

@@ -57,6 +57,9 @@ def _load(path: pathlib.Path) -> type[Recipe]:
     if not path.is_file():
         hint = did_you_mean(path, path.parent.glob("*.py"), cutoff=0.4)
         raise RecipeError(f"there is no file {path}.{hint}")
+    # As for a script: what stands next to the file can be imported.
+    if (folder := str(path.parent.absolute())) not in sys.path:
+        sys.path.insert(0, folder)
     name = f"constrainx_user_recipe_{path.stem}"
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None

@@ -6,12 +6,12 @@ import abc
 import dataclasses
 import math
 import pathlib
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
-from constrainx.errors import ArgumentError
+from constrainx.errors import ArgumentError, did_you_mean
 from constrainx.recipes._resolve import CHOICES, RecipeError, Resolving
+from constrainx.recipes._source import digest_source, find_file
 from constrainx.runtime import Callback, Keep
 from constrainx.step import Lagrangian, Method, MethodName, Penalty, as_method
 from constrainx.trainers import Devices, Logging, OnNonFinite, Precision, RunFolder, Trainer
@@ -22,6 +22,8 @@ PLACE = ("devices", "fsdp")
 # What is logged and saved, and what happens when something goes wrong. A run may continue with
 # other values, because they do not change what is computed.
 OVERSIGHT = ("log_every", "save_every", "keep", "on_nonfinite", "on_save_error")
+# What may change the result, and still change when a run continues, in a recipe that has it.
+ADJUSTABLE = ("steps", "epochs", "learning_rate", "gamma", "weight", "precision", "accumulate")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,9 @@ class Recipe(abc.ABC, metaclass=Resolving):
     - ``compared``: the methods that ``constrainx compare`` trains; all if left out.
     - ``figures``: the metrics to put in the table of a comparison, with their headings; all metrics
       if left out.
+    - ``adjustable``: the fields that may change when a run continues, beside those that only say
+      where it runs and what is logged and saved. Leave out what shapes the network and what selects
+      the data: held-out examples would become training examples.
 
     Attributes:
         method: which of the recipe's methods trains the network.
@@ -65,6 +70,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     figures: ClassVar[Mapping[str, str]] = {}
+    adjustable: ClassVar[Sequence[str]] = ADJUSTABLE
 
     method: str = ""
     size: Size = "full"
@@ -121,6 +127,19 @@ class Recipe(abc.ABC, metaclass=Resolving):
         """The fields that can be given, in order."""
         return tuple(field.name for field in dataclasses.fields(cls) if field.name != "_given")
 
+    @classmethod
+    def list_changeable(cls) -> tuple[str, ...]:
+        """The fields that may differ when a run continues."""
+        known = cls.field_names()
+        for name in cls.adjustable:
+            if name not in known and name not in ADJUSTABLE:
+                raise RecipeError(
+                    f"`adjustable` of {cls.__name__} names {name!r}, which is no field of it."
+                    f"{did_you_mean(name, known)}"
+                )
+        names = (*PLACE, *OVERSIGHT, *(name for name in cls.adjustable if name in known))
+        return tuple(dict.fromkeys(names))
+
     def settings(
         self,
         *,
@@ -143,6 +162,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
             save_every=self.save_every,
             keep=self.keep,
             on_save_error=self.on_save_error,
+            may_change=(*self.list_changeable(), *self._list_provenance()),
         )
         return {
             "seed": self.seed,
@@ -165,7 +185,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
         """Everything that defines the run, without where it takes place."""
         fields = dataclasses.asdict(self)
         kept = {name: fields[name] for name in fields if name not in (*PLACE, "_given")}
-        return {"recipe": self._source(), **kept}
+        return {"recipe": self._source(), "source": digest_source(type(self)), **kept}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **fields: Any) -> Self:
@@ -176,7 +196,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
             fields: fields to change, such as ``devices``.
         """
         known = cls.field_names()
-        unknown = sorted({*config} - {*known, "recipe"})
+        unknown = sorted({*config} - {*known, "recipe", "source", "changes"})
         if unknown:
             raise RecipeError(
                 f"the run's config.json has fields that {cls.name!r} does not have: {unknown}. It "
@@ -194,13 +214,17 @@ class Recipe(abc.ABC, metaclass=Resolving):
         ).but(**fields)
 
     @classmethod
+    def _list_provenance(cls) -> tuple[str, ...]:
+        """What else of a config may differ: the code, and the place of a file that a user names."""
+        is_packaged = cls._source() == cls.name
+        return ("source",) if is_packaged else ("source", "recipe")
+
+    @classmethod
     def _source(cls) -> str:
         """How `find` gets this class again: its name, or the file that it is in."""
         if cls.__module__.startswith("constrainx.recipes."):
             return cls.name
-        module = sys.modules.get(cls.__module__)
-        # One that was written in a notebook has no file.
-        return str(pathlib.Path(getattr(module, "__file__", None) or "").absolute())
+        return str(find_file(cls) or pathlib.Path().absolute())
 
 
 def weigh_method(name: MethodName, weight: float) -> Method:
@@ -226,6 +250,12 @@ def steps_of(*, epochs: float, examples: int, batch: int) -> int:
 def _restore_type(example: Any, value: Any) -> Any:
     """Undoes what JSON does to tuples and dataclasses."""
     if dataclasses.is_dataclass(example) and isinstance(value, Mapping):
+        names = {field.name for field in dataclasses.fields(example)}
+        if unknown := sorted({*value} - names):
+            raise RecipeError(
+                f"the run's config.json has fields that {type(example).__name__} does not have: "
+                f"{unknown}."
+            )
         return dataclasses.replace(example, **value)  # type: ignore[type-var]
     if isinstance(example, tuple) and isinstance(value, list):
         return tuple(value)

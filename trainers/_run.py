@@ -33,11 +33,13 @@ class OpenRun:
     Attributes:
         checkpoints: where to save.
         set_aside: steps of checkpoints that lay ahead of the one the run resumes from.
+        changes: the settings that differ from those that the run had so far, a phrase for each.
         writers: callbacks that write its metrics; none but on the first process.
     """
 
     checkpoints: Checkpoints
     set_aside: Sequence[int]
+    changes: Sequence[str]
     writers: Sequence[Callback]
 
 
@@ -58,17 +60,20 @@ def open_run(
     """
     path = pathlib.Path(folder.path)
     is_first_process = jax.process_index() == 0
+    changes: list[str] = []
     with contextlib.ExitStack() as stack:
         if is_first_process:
             stack.enter_context(lock_run_folder(path))
-            prepare_run_folder(path, folder.config, resuming=resume_from is not None)
+            changes = prepare_run_folder(
+                path, folder.config, resume_from=resume_from, may_change=folder.may_change
+            )
         checkpoints = _checkpoints(folder, monitor)
         stack.callback(checkpoints.close)
         later = [] if resume_from is None else checkpoints.set_aside_after(resume_from)
         writers: list[Callback] = []
         if is_first_process:
             writers = [JsonLines(path / "metrics.jsonl"), TensorBoard(path / "tensorboard")]
-        yield OpenRun(checkpoints, later, writers)
+        yield OpenRun(checkpoints, later, changes, writers)
 
 
 def can_restore(folder: RunFolder) -> bool:

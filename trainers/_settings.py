@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
@@ -78,6 +78,8 @@ class RunFolder:
         save_every: steps between checkpoints; None for one at the end.
         keep: which checkpoints stay.
         on_save_error: "stop", or "continue" without that checkpoint.
+        may_change: entries of ``config`` that may differ from those of a run that is continued. The
+            run's config.json then has the new values, and the old ones in a list of changes.
     """
 
     path: pathlib.Path | str
@@ -86,6 +88,7 @@ class RunFolder:
     save_every: int | None = None
     keep: Keep = dataclasses.field(default_factory=Keep)
     on_save_error: OnSaveError = "stop"
+    may_change: Collection[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", pathlib.Path(self.path))

@@ -250,6 +250,11 @@ class Trainer:
             fast_dev_run: take two steps and evaluate one batch, without a folder, to see that it
                 runs.
         """
+        if self.step > self.steps:
+            raise ArgumentError(
+                f"`Trainer(steps={self.steps})` is less than the {self.step} steps that have been "
+                "taken already: ask for more, or restore an earlier checkpoint."
+            )
         folder = None if fast_dev_run else self._folder
         schedule = self._schedule(min(self.steps, self.step + 2) if fast_dev_run else self.steps)
         if self.on_nonfinite == "stop":
@@ -280,7 +285,7 @@ class Trainer:
             )
             reason = "failed"
             try:
-                self._announce(loop, listeners, opened.set_aside if opened else ())
+                self._announce(loop, listeners, opened)
                 batches = read_ahead(self._batches(self.step), is_cheap=self.data.is_cheap)
                 found = loop.run(batches, self.sharding.place_batch, requests)
                 reason = str(found.ending) + (f" by {found.signal}" if found.signal else "")
@@ -382,7 +387,7 @@ class Trainer:
         is_same = before is not None and before.absolute() == path.absolute()
         return open_run(folder, self._monitor, resume_from=self.step if is_same else None)
 
-    def _announce(self, loop: Loop, listeners: Sequence[Callback], aside: Sequence[int]) -> None:
+    def _announce(self, loop: Loop, listeners: Sequence[Callback], opened: OpenRun | None) -> None:
         """Reports how the batch is split, and from which step the run starts."""
         if self.logging.progress and jax.process_index() == 0:
             description = self.sharding.describe(self.state, self.data.batch)
@@ -390,7 +395,8 @@ class Trainer:
         for listener in listeners:
             listener.on_start(self, self.step)
         if self._restored_from is not None:
-            loop.tell(describe_resume(self.step, aside))
+            aside, changes = (opened.set_aside, opened.changes) if opened else ((), ())
+            loop.tell(describe_resume(self.step, aside, changes))
 
     def _evaluator(self, *, limit: int | None) -> Callable[[], dict[str, float]] | None:
         return None if self._evaluation is None else lambda: self.evaluate(limit=limit)

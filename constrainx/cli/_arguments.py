@@ -119,7 +119,7 @@ def parse_with_fields(
     early = {
         name: value
         for name in ("preset", "method", "size")
-        if name in fields and (value := _find_value(name, arguments)) is not None
+        if name in fields and (value := find_value(name, arguments)) is not None
     }
     before = recipe.but(**early)
     options_of_recipe = _make_dataclass(before, fields)
@@ -209,7 +209,7 @@ def _find_given(fields: Collection[str], arguments: Sequence[str]) -> set[str]:
     return {name for name in fields if name in words or f"no_{name}" in words}
 
 
-def _find_value(name: str, arguments: Sequence[str]) -> str | None:
+def find_value(name: str, arguments: Sequence[str]) -> str | None:
     """The value of an option that takes one, before all arguments are parsed."""
     for index, argument in enumerate(arguments):
         if argument == f"--{name}" and index + 1 < len(arguments):

@@ -25,6 +25,7 @@ class Certify(PlainCommand):
         draws: how many draws, for constraints that draw their own points.
         devices: how many devices to use; as the recipe says if left out.
         fsdp: how many devices share each large parameter; as the recipe says if left out.
+        recipe: the file of the run's recipe, if it is your own: its code is executed.
     """
 
     run: tyro.conf.Positional[pathlib.Path]
@@ -35,6 +36,7 @@ class Certify(PlainCommand):
     draws: int = 512
     devices: int | None = None
     fsdp: int | None = None
+    recipe: pathlib.Path | None = None
 
     def execute(self) -> None:
         """Restores the checkpoint, and prints and records the certificate."""
@@ -42,7 +44,7 @@ class Certify(PlainCommand):
 
         place = {"devices": self.devices, "fsdp": self.fsdp}
         given = {name: value for name, value in place.items() if value is not None}
-        recipe = read_recipe(self.run).but(**given)
+        recipe = read_recipe(self.run, file=self.recipe).but(**given)
         trainer = recipe.trainer(run=self.run)
         step = trainer.restore(self.step, fallback=self.fallback)
         certificate = trainer.certify(

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import tyro
 
-from constrainx.cli._arguments import list_flags, parse_with_fields, take_subject
+from constrainx.cli._arguments import find_value, list_flags, parse_with_fields, take_subject
 from constrainx.cli._command import Command, PlainCommand
 from constrainx.cli._console import print_metrics
 from constrainx.cli._launch import finish, launch, make_callbacks
@@ -24,21 +24,24 @@ class Resume(Command):
     Attributes:
         step: the checkpoint to continue from.
         fallback: if that checkpoint is damaged, whether to take an earlier one.
+        recipe: the file of the run's recipe, if it is your own: its code is executed.
         distributed: "auto", or HOST:PORT,PROCESSES,INDEX, to join other processes.
         wandb: whether to send metrics to Weights & Biases.
     """
 
     step: WhichStep = "last"
     fallback: bool = False
+    recipe: pathlib.Path | None = None
     distributed: str | None = None
     wandb: bool = False
 
     @classmethod
     def list_flags(cls) -> list[str]:
         """Also those that are fields of the run's recipe."""
-        from constrainx.recipes import OVERSIGHT, PLACE, Recipe
+        from constrainx.recipes import Recipe
 
-        return [*super().list_flags(), *list_flags(Recipe, only=(*PLACE, *OVERSIGHT))]
+        own = list_flags(Recipe, only=Recipe.list_changeable())
+        return [*super().list_flags(), *own, "--steps", "--epochs", "--learning-rate"]
 
     @classmethod
     def start(cls, arguments: Sequence[str], *, name: str) -> None:
@@ -46,24 +49,24 @@ class Resume(Command):
         folder = take_subject(
             arguments, cls, command=name, metavar="RUN", about="the folder of a run"
         )
-        from constrainx.recipes import OVERSIGHT, PLACE, read_recipe
+        from constrainx.recipes import read_recipe
 
         run = pathlib.Path(folder)
+        before = read_recipe(run, file=find_value("recipe", arguments))
         options, recipe = parse_with_fields(
             cls,
-            read_recipe(run),
+            before,
             arguments[1:],
             command=f"{name} {folder}",
-            description="Continue this run. What defines its result stays as it is; where it runs, "
-            "and what it logs and saves, can change.",
-            fields=(*PLACE, *OVERSIGHT),
+            description="Continue this run, or train it for longer. What is changed here is "
+            "recorded in its config.json. Schedules that depend on the number of steps are those "
+            "of the new number, read at the step from which the run continues.",
+            fields=before.list_changeable(),
         )
 
         def resume() -> None:
-            from constrainx.recipes import continue_run
-
             callbacks = make_callbacks(recipe, wandb=options.wandb)
-            trainer = continue_run(run, recipe, callbacks=callbacks)
+            trainer = recipe.trainer(run=run, callbacks=callbacks)
             # A run that was killed before its first checkpoint starts again.
             or_start = options.step == "last"
             trainer.restore(options.step, fallback=options.fallback, or_start=or_start)
@@ -82,6 +85,7 @@ class Evaluate(PlainCommand):
         fallback: if that checkpoint is damaged, whether to take an earlier one.
         devices: how many devices to use; as the recipe says if left out.
         fsdp: how many devices share each large parameter; as the recipe says if left out.
+        recipe: the file of the run's recipe, if it is your own: its code is executed.
     """
 
     run: tyro.conf.Positional[pathlib.Path]
@@ -89,6 +93,7 @@ class Evaluate(PlainCommand):
     fallback: bool = False
     devices: int | None = None
     fsdp: int | None = None
+    recipe: pathlib.Path | None = None
 
     def execute(self) -> None:
         """Restores the checkpoint, and prints its metrics."""
@@ -96,7 +101,7 @@ class Evaluate(PlainCommand):
 
         place = {"devices": self.devices, "fsdp": self.fsdp}
         given = {name: value for name, value in place.items() if value is not None}
-        recipe = read_recipe(self.run).but(**given)
+        recipe = read_recipe(self.run, file=self.recipe).but(**given)
         trainer = recipe.trainer(run=self.run)
         found = trainer.restore(self.step, fallback=self.fallback)
         print_metrics(f"{recipe.name} {recipe.method}, step {found}", trainer.evaluate())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 _RESUMED = "resumed from step "
 
 
-def describe_resume(step: int, set_aside: Sequence[int] = ()) -> str:
+def describe_resume(step: int, set_aside: Sequence[int] = (), changes: Sequence[str] = ()) -> str:
     """The event of a run that continues from a checkpoint.
 
     >>> describe_resume(200, [300, 400])
@@ -16,9 +16,11 @@ def describe_resume(step: int, set_aside: Sequence[int] = ()) -> str:
     Args:
         step: of the checkpoint.
         set_aside: steps of checkpoints that lay ahead of it.
+        changes: settings that differ from before, a phrase for each.
     """
     later = f"; set aside the later checkpoints {list(set_aside)}" if set_aside else ""
-    return f"{_RESUMED}{step}{later}"
+    other = f"; continues with {', '.join(changes)}" if changes else ""
+    return f"{_RESUMED}{step}{later}{other}"
 
 
 def is_resume(message: str) -> bool:

@@ -9,7 +9,7 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -25,24 +25,53 @@ class RunError(UserError, RuntimeError):
     """A run cannot be started in this folder."""
 
 
-def prepare_run_folder(folder: pathlib.Path, config: Mapping[str, Any], *, resuming: bool) -> None:
+def prepare_run_folder(
+    folder: pathlib.Path,
+    config: Mapping[str, Any],
+    *,
+    resume_from: int | None = None,
+    may_change: Collection[str] = (),
+) -> list[str]:
     """Writes config and environment to a locked folder.
+
+    Args:
+        folder: of the run.
+        config: its settings.
+        resume_from: the step from which a run that is there already continues; None for a new run.
+        may_change: names in ``config`` that may differ from what the run had so far. Its
+            config.json then has the new values, and "changes", a list of what was before.
+
+    Returns:
+        What has changed, a phrase for each setting.
 
     Raises:
         RunError: the folder holds a run already, or one with another config.
     """
     path = folder / "config.json"
     config = json.loads(json.dumps(config, default=str))
+    changes: list[str] = []
     if path.exists():
-        if not resuming:
+        if resume_from is None:
             raise RunError(
                 f"{folder} holds a run already. Continue it with `constrainx resume {folder}`, or "
                 "choose another folder with `--run FOLDER`."
             )
-        _check_same(folder, read_config(folder), config)
+        stored = read_config(folder)
+        history = stored.pop("changes", [])
+        changed = _find_changes(folder, stored, config, may_change)
+        if changed:
+            note = {
+                "step": resume_from,
+                "time": _now(),
+                "before": {name: stored.get(name) for name in changed},
+                "after": {name: config.get(name) for name in changed},
+            }
+            _write(path, {**config, "changes": [*history, note]})
+            changes = [_describe_change(name, note) for name in changed]
     else:
         _write(path, config)
     _write(folder / "environment.json", describe_environment())
+    return changes
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
@@ -61,7 +90,7 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
 def describe_environment() -> dict[str, Any]:
     """Versions, devices and the revision of the code."""
     return {
-        "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "time": _now(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         **{name: metadata.version(name) for name in PACKAGES},
@@ -102,19 +131,42 @@ def lock_run_folder(folder: pathlib.Path) -> Iterator[None]:
         yield
 
 
-def _check_same(folder: pathlib.Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    names = sorted({*stored, *given})
+def _find_changes(
+    folder: pathlib.Path,
+    stored: Mapping[str, Any],
+    given: Mapping[str, Any],
+    may_change: Collection[str],
+) -> list[str]:
+    """The names that differ, if all of them may."""
     absent = "nothing"
-    different = [
-        f"{name} was {stored.get(name, absent)!r}, now {given.get(name, absent)!r}"
-        for name in names
-        if stored.get(name) != given.get(name)
+    names = [
+        name for name in dict.fromkeys([*given, *stored]) if stored.get(name) != given.get(name)
     ]
-    if different:
+    refused = [
+        f"{name} was {stored.get(name, absent)!r}, now {given.get(name, absent)!r}"
+        for name in sorted(names)
+        if name not in may_change
+    ]
+    if refused:
         raise RunError(
-            f"the run in {folder} was started with other settings: {'; '.join(different)}. Use "
+            f"the run in {folder} was started with other settings: {'; '.join(refused)}. Use "
             "those, or another folder."
         )
+    return names
+
+
+def _describe_change(name: str, note: Mapping[str, Any]) -> str:
+    before, after = note["before"][name], note["after"][name]
+    if isinstance(before, dict) and isinstance(after, dict):
+        parts = [part for part in after if before.get(part) != after[part]]
+        if name == "source":
+            return f"another version of {' and '.join(parts)}"
+        return ", ".join(f"{name}.{part} {after[part]} (was {before.get(part)})" for part in parts)
+    return f"{name} {after} (was {before})"
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %z")
 
 
 def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:

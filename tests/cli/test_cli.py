@@ -108,7 +108,9 @@ def test_a_copy_of_a_recipe_can_be_trained(constrainx, tmp_path):
     assert code == 0
     config = json.loads((tmp_path / "runs/my-inertia/plain-seed0/config.json").read_text())
     assert config["recipe"] == str(tmp_path / "mine.py")
-    assert constrainx("eval", "runs/my-inertia/plain-seed0", "--devices", 1)[0] == 0
+    arguments = ("eval", "runs/my-inertia/plain-seed0", "--devices", 1)
+    assert constrainx(*arguments)[0] == 1
+    assert constrainx(*arguments, "--recipe", "mine.py")[0] == 0
 
 
 @pytest.mark.parametrize("method", all_recipes()["o3-inertia"].methods)
