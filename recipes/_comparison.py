@@ -8,15 +8,26 @@ import os
 import pathlib
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 from rich.console import Console
+from rich.text import Text
 
-from constrainx.errors import UserError
+from constrainx.errors import UserError, check_choice
+from constrainx.recipes._build import build_trainer
 from constrainx.recipes._recipe import OVERSIGHT, Recipe
-from constrainx.recipes._result import write_result
-from constrainx.recipes._tables import Grid, Results, tabulate_published, tabulate_results
+from constrainx.recipes._result import read_result, write_result
+from constrainx.recipes._tables import (
+    Grid,
+    Results,
+    join_lines,
+    tabulate_published,
+    tabulate_results,
+)
+from constrainx.runtime import read_config
+
+Reuse: TypeAlias = Literal["unchanged", "all"]
 
 
 class ComparisonError(UserError, ValueError):
@@ -32,17 +43,26 @@ class Comparison:
         methods: names of its methods; those that the recipe wants compared if empty.
         seeds: how many, from 0 on.
         out: the folder for the runs, one folder each, and for the table.
+        reuse: which runs in that folder to use again: those of "unchanged" code, or "all" of them,
+            whatever the source of the recipe and of constrainx was.
     """
 
     recipe: Recipe
     methods: Sequence[str] = ()
     seeds: int = 1
     out: pathlib.Path
+    reuse: Reuse = "unchanged"
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ComparisonError(f"`seeds` must be at least 1, got {self.seeds}.")
-        methods = self.methods or self.recipe.compared or tuple(self.recipe.methods)
+        check_choice("reuse", self.reuse, get_args(Reuse), owner="Comparison")
+        methods = (
+            self.methods
+            or self.recipe.compared
+            or tuple(self.recipe.methods)
+            or (self.recipe.method,)
+        )
         object.__setattr__(self, "methods", tuple(methods))
         for method in methods:
             self.recipe.but(method=method)  # raises now if there is no such method
@@ -50,7 +70,9 @@ class Comparison:
     def run(self, console: Console) -> Results | None:
         """Trains what has no result yet, and prints and writes the table.
 
-        A run that was interrupted continues where it was; one that has ended is not repeated.
+        A run that was interrupted continues where it was; one that has ended is not repeated. Both
+        only if they are of the same code; otherwise the old run is set aside, in the folder
+        "earlier". What was used again is printed above the table.
 
         Returns:
             One record for each method and seed; None if a run was asked to stop.
@@ -58,7 +80,7 @@ class Comparison:
         results: Results = {method: [] for method in self.methods}
         for method in self.methods:
             for seed in range(self.seeds):
-                result = self._train(method, seed)
+                result = self._train(method, seed, console)
                 if result is None:
                     return None
                 results[method].append(result)
@@ -92,23 +114,38 @@ class Comparison:
     def _folder(self, method: str, seed: int) -> pathlib.Path:
         return self.out / f"{method}-seed{seed}"
 
-    def _train(self, method: str, seed: int) -> dict[str, Any] | None:
+    def _train(self, method: str, seed: int, console: Console) -> dict[str, Any] | None:
         """The result of one run; None if it was asked to stop."""
+
+        def say(what: str) -> None:
+            text = Text(join_lines(f"{method}, seed {seed}: {what}"))
+            console.print(text, soft_wrap=True, highlight=False)
+
         folder = self._folder(method, seed)
-        path = folder / "result.json"
         recipe = self.recipe.but(method=method, seed=seed)
-        if path.exists():
-            stored = json.loads(path.read_text())
-            if _drop_oversight(stored["config"]) != _drop_oversight(recipe.config):
-                raise ComparisonError(
-                    f"{folder} has a run with other settings. Choose another folder with `--out`."
-                )
-            return stored
-        if (folder / "config.json").exists():
-            trainer = recipe.trainer(run=folder)
-            trainer.restore(fallback=True, or_start=True)
-        else:
-            trainer = recipe.trainer(run=folder)
+        if not (folder / "config.json").exists():
+            return write_result(folder, recipe, build_trainer(recipe, run=folder).fit())
+        result = read_result(folder)
+        stored = result.get("config", {}) if result else read_config(folder)
+        if _drop_oversight(stored) != _drop_oversight(recipe.config):
+            raise ComparisonError(
+                f"{folder} has a run with other settings. Choose another folder with `--out`."
+            )
+        changed = _find_changed_code(stored, recipe)
+        if changed and self.reuse == "unchanged":
+            aside = _set_aside(folder)
+            say(
+                f"trains anew, because {changed} changed since; the old run is in {aside}. "
+                "`--reuse all` uses such runs as they are."
+            )
+            return write_result(folder, recipe, build_trainer(recipe, run=folder).fit())
+        caveat = f", although {changed} changed since" if changed else ""
+        if result is not None:
+            say(f"reused the result of step {result['step']}{caveat}.")
+            return result
+        say(f"continued{caveat}.")
+        trainer = build_trainer(recipe, run=folder)
+        trainer.restore(fallback=True, or_start=True)
         return write_result(folder, recipe, trainer.fit())
 
     @property
@@ -138,5 +175,26 @@ def describe_machine() -> str:
 
 
 def _drop_oversight(config: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in config.items() if name not in OVERSIGHT}
+    """What defines a result, apart from the code."""
+    other = (*OVERSIGHT, "recipe", "source", "changes")
+    kept = {name: value for name, value in config.items() if name not in other}
     return json.loads(json.dumps(kept))
+
+
+def _find_changed_code(stored: Mapping[str, Any], recipe: Recipe) -> str:
+    """What of the code is not as it was when a run was trained, in words."""
+    # A file that has only moved is the same code.
+    before, now = stored.get("source", {}), recipe.config["source"]
+    names = {"recipe": "the recipe's source", "constrainx": "constrainx"}
+    changed = [words for name, words in names.items() if before.get(name) != now[name]]
+    return f"{' and '.join(changed)} {'have' if len(changed) > 1 else 'has'}" if changed else ""
+
+
+def _set_aside(folder: pathlib.Path) -> pathlib.Path:
+    """Moves a run into the folder "earlier" next to it, under a name that is free."""
+    earlier = folder.parent / "earlier"
+    earlier.mkdir(exist_ok=True)
+    number = 1
+    while (target := earlier / f"{folder.name}-{number}").exists():
+        number += 1
+    return folder.rename(target)

@@ -51,14 +51,15 @@ def resolve(recipe: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
     _check_fields(given, known, owner=recipe.__name__)
     preset = given.get("preset", defaults["preset"])
-    method = given.get("method", defaults["method"] or next(iter(recipe.methods)))
+    methods = recipe.methods or {"default": {}}
+    method = given.get("method", defaults["method"] or next(iter(methods)))
     size = given.get("size", defaults["size"])
     check_choice("preset", preset, PRESETS)
-    check_choice("method", method, recipe.methods)
+    check_choice("method", method, methods)
     check_choice("size", size, SIZES)
     layers = {
         f"the preset {preset!r} of {recipe.__name__}": recipe.presets.get(preset, {}),
-        f"the method {method!r} of {recipe.__name__}": recipe.methods[method],
+        f"the method {method!r} of {recipe.__name__}": methods[method],
         # After the method, so that it makes network and data small whatever the method asks for.
         f"the size {size!r} of {recipe.__name__}": recipe.sizes.get(size, {}),
     }

@@ -20,25 +20,44 @@ def was_asked_to_stop(result: Result) -> bool:
 def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[str, Any] | None:
     """Measures the trained model, draws it, and writes ``result.json``.
 
+    A run that was asked to stop leaves the metrics of its last evaluation, and what stopped it:
+    there may be little time, and the model is not done.
+
     Args:
         folder: of the run.
         recipe: which was run.
         result: of `Trainer.fit`.
 
     Returns:
-        What was written; None if the run was asked to stop, and has no result yet.
+        What was written; None if the run was asked to stop, and can continue.
     """
-    if was_asked_to_stop(result):
-        return None
-    metrics = {**result.metrics, **recipe.measure(result.model)}
+    is_done = not was_asked_to_stop(result)
     record = {
         "config": json.loads(json.dumps(recipe.config)),
         "reason": result.reason,
         "step": result.step,
-        "metrics": metrics,
+        "metrics": {**result.metrics, **(recipe.measure(result.model) if is_done else {})},
         "seconds": result.seconds,
+        **({} if result.signal is None else {"signal": result.signal}),
     }
     if jax.process_index() == 0:
-        recipe.draw(result.model, folder / "picture.png")
-        (folder / "result.json").write_text(json.dumps(record, indent=1) + "\n")
+        if is_done:
+            recipe.draw(result.model, folder / "picture.png")
+        part = folder / "result.part"
+        part.write_text(json.dumps(record, indent=1) + "\n")
+        part.replace(folder / "result.json")
+    return record if is_done else None
+
+
+def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
+    """The result of a run that has come to its end; None for one that can continue.
+
+    A file that a crash cut off counts as none: the run writes it again.
+    """
+    try:
+        record = json.loads((folder / "result.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    if not isinstance(record, dict) or record.get("reason") == Ending.ASKED_TO_STOP:
+        return None
     return record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from rich.console import Console
 
@@ -25,6 +25,7 @@ class Compare(RecipeCommand):
         methods: which methods; if left out, those that the recipe lists for comparison.
         seeds: how many seeds; the first is 0.
         out: folder for runs and tables; runs/compare/RECIPE-SIZE if left out.
+        reuse: which runs in that folder to use again: those of "unchanged" code, or "all".
     """
 
     without: ClassVar[Sequence[str]] = ("method", "seed")
@@ -32,6 +33,7 @@ class Compare(RecipeCommand):
     methods: tuple[str, ...] = ()
     seeds: int = 1
     out: pathlib.Path | None = None
+    reuse: Literal["unchanged", "all"] = "unchanged"
 
     def execute(self, recipe: Recipe) -> None:
         """Trains what has no result yet, and writes the table and a page of plots."""
@@ -39,7 +41,9 @@ class Compare(RecipeCommand):
         from constrainx.report import write
 
         out = self.out or pathlib.Path("runs/compare") / f"{recipe.name}-{recipe.size}"
-        comparison = Comparison(recipe=recipe, methods=self.methods, seeds=self.seeds, out=out)
+        comparison = Comparison(
+            recipe=recipe, methods=self.methods, seeds=self.seeds, out=out, reuse=self.reuse
+        )
 
         def compare() -> None:
             if comparison.run(Console()) is None:

@@ -49,7 +49,7 @@ class Resume(Command):
         folder = take_subject(
             arguments, cls, command=name, metavar="RUN", about="the folder of a run"
         )
-        from constrainx.recipes import read_recipe
+        from constrainx.recipes import build_trainer, read_recipe
 
         run = pathlib.Path(folder)
         before = read_recipe(run, file=find_value("recipe", arguments))
@@ -66,7 +66,7 @@ class Resume(Command):
 
         def resume() -> None:
             callbacks = make_callbacks(recipe, wandb=options.wandb)
-            trainer = recipe.trainer(run=run, callbacks=callbacks)
+            trainer = build_trainer(recipe, run=run, callbacks=callbacks)
             # A run that was killed before its first checkpoint starts again.
             or_start = options.step == "last"
             trainer.restore(options.step, fallback=options.fallback, or_start=or_start)
@@ -97,11 +97,11 @@ class Evaluate(PlainCommand):
 
     def execute(self) -> None:
         """Restores the checkpoint, and prints its metrics."""
-        from constrainx.recipes import read_recipe
+        from constrainx.recipes import build_trainer, read_recipe
 
         place = {"devices": self.devices, "fsdp": self.fsdp}
         given = {name: value for name, value in place.items() if value is not None}
         recipe = read_recipe(self.run, file=self.recipe).but(**given)
-        trainer = recipe.trainer(run=self.run)
+        trainer = build_trainer(recipe, run=self.run)
         found = trainer.restore(self.step, fallback=self.fallback)
         print_metrics(f"{recipe.name} {recipe.method}, step {found}", trainer.evaluate())

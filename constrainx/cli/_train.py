@@ -36,7 +36,10 @@ class Train(RecipeCommand):
         run = self.run or default
 
         def train() -> None:
-            trainer = recipe.trainer(run=run, callbacks=make_callbacks(recipe, wandb=self.wandb))
+            from constrainx.recipes import build_trainer
+
+            callbacks = make_callbacks(recipe, wandb=self.wandb)
+            trainer = build_trainer(recipe, run=run, callbacks=callbacks)
             result = trainer.fit(fast_dev_run=self.fast_dev_run)
             if self.fast_dev_run:
                 print_metrics("two steps ran without an error", result.metrics)
@@ -54,7 +57,9 @@ class Validate(RecipeCommand):
         """Builds and traces it, and prints how large it is."""
         import jax
 
-        trainer = recipe.trainer(progress=False)
+        from constrainx.recipes import build_trainer
+
+        trainer = build_trainer(recipe, progress=False)
         trainer.validate()
         sizes = [leaf.size for leaf in jax.tree.leaves(trainer.state.parameters)]
         print_line(

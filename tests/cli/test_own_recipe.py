@@ -50,6 +50,18 @@ def loss(model, batch):
     return jnp.mean(model(batch["x"]) ** 2)
 """
 
+STOPPING = """
+import functools, os, signal
+
+@functools.cache
+def stop():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def loss(model, batch):
+    stop()
+    return jnp.mean(model(batch["x"]) ** 2)
+"""
+
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
@@ -115,6 +127,27 @@ def test_longer_training_is_the_same_as_more_steps_from_the_start(constrainx, ow
     assert (change["step"], change["before"], change["after"]) == (4, {"steps": 4}, {"steps": 9})
     # The next one needs no options to go on like this.
     assert read_recipe(tmp_path / "longer", file=own).steps == 9
+
+
+def test_a_run_that_a_signal_ends_says_so_in_its_result(constrainx, own, tmp_path):
+    (own.parent / "pack_of_mine/losses.py").write_text(LOSSES + STOPPING)
+    code, text = constrainx("train", own, "--devices", 1, "--run", "run")
+    assert "To continue: constrainx resume run" in text
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["reason"], result["signal"], result["step"]) == ("asked to stop", "SIGTERM", 1)
+    code, text = constrainx("resume", "run", "--recipe", own, "--devices", 1)
+    assert code == 0, text
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["reason"], result["step"]) == ("finished", 4)
+    assert "signal" not in result
+
+
+def test_options_that_a_recipe_does_not_pass_on_are_an_error(constrainx, own, tmp_path):
+    own.write_text(own.read_text().replace("self.settings(**options)", "self.settings()"))
+    code, text = constrainx("train", own, "--devices", 1, "--run", "run")
+    assert code == 1
+    assert "`Mine.trainer` did not pass on 'run', so options" in text
+    assert not (tmp_path / "run").exists()
 
 
 def test_another_learning_rate_takes_effect_and_is_recorded(constrainx, own, tmp_path):

@@ -12,7 +12,16 @@ from flax import nnx
 from rich.console import Console
 
 from constrainx import data
-from constrainx.recipes import Comparison, ComparisonError, Recipe
+from constrainx.recipes import (
+    Comparison,
+    ComparisonError,
+    Recipe,
+    RecipeError,
+    _recipe,
+    build_trainer,
+)
+from constrainx.recipes._source import digest_source
+from constrainx.runtime import Callback
 from constrainx.trainers import Evaluation, Trainer
 
 
@@ -113,6 +122,67 @@ def test_an_interrupted_run_may_continue_with_other_saves(tmp_path):
     again = comparison.run(Console(quiet=True))
     assert again["fast"][0]["metrics"] == first["fast"][0]["metrics"]
     assert again["fast"][0]["config"]["save_every"] == 1
+
+
+def run_with_output(comparison):
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as captured:
+        results = comparison.run(console)
+    return results, captured.get()
+
+
+def test_results_of_other_code_are_not_reused(tmp_path, monkeypatch):
+    comparison = Comparison(recipe=Line(), methods=["fast"], out=tmp_path)
+    _, text = run_with_output(comparison)
+    assert "reused" not in text
+    first, text = run_with_output(comparison)
+    assert "fast, seed 0: reused the result of step 4." in text
+
+    digests = digest_source(Line)
+    for part, words in (("recipe", "the recipe's source"), ("constrainx", "constrainx")):
+        digests = {**digests, part: f"another {part}"}
+        monkeypatch.setattr(_recipe, "digest_source", lambda kind, found=digests: found)
+        result = tmp_path / "fast-seed0/result.json"
+        stamp = result.stat().st_mtime_ns
+        everything = Comparison(recipe=Line(), methods=["fast"], out=tmp_path, reuse="all")
+        _, text = run_with_output(everything)
+        assert f"reused the result of step 4, although {words} has changed since." in text
+        assert result.stat().st_mtime_ns == stamp
+        again, text = run_with_output(comparison)
+        assert f"fast, seed 0: trains anew, because {words} has changed since" in text
+        assert result.stat().st_mtime_ns != stamp
+        assert again["fast"][0]["metrics"] == first["fast"][0]["metrics"]
+    assert len(list((tmp_path / "earlier").iterdir())) == 2
+    with pytest.raises(ValueError, match="reuse"):
+        Comparison(recipe=Line(), out=tmp_path, reuse="non")
+
+
+def test_a_result_that_was_cut_off_or_of_a_stopped_run_is_not_the_end(tmp_path):
+    comparison = Comparison(recipe=Line(save_every=2), methods=["fast"], out=tmp_path)
+    first = comparison.run(Console(quiet=True))
+    path = tmp_path / "fast-seed0/result.json"
+    whole = path.read_text()
+    for content in (whole[: len(whole) // 2], whole.replace('"finished"', '"asked to stop"')):
+        path.write_text(content)
+        again, text = run_with_output(comparison)
+        assert "fast, seed 0: continued." in text
+        assert again["fast"][0]["metrics"] == first["fast"][0]["metrics"]
+        assert again["fast"][0]["reason"] == "finished"
+
+
+def test_settings_that_a_recipe_does_not_pass_on_are_an_error(tmp_path):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Deaf(Line):
+        def trainer(self, **options):
+            options.pop("run", None)
+            settings = self.settings(**options) | {"seed": 7}
+            return dataclasses.replace(super().trainer(), **settings)
+
+    with pytest.raises(RecipeError, match="did not pass on 'seed', 'run', so options"):
+        build_trainer(Deaf(), run=tmp_path / "run", progress=False)
+    with pytest.raises(RecipeError, match="'seed'"):
+        Comparison(recipe=Deaf(), methods=["fast"], out=tmp_path).run(Console(quiet=True))
+    assert build_trainer(Line(), run=tmp_path / "run", callbacks=[Callback()])
 
 
 def test_mistakes_are_found_before_anything_is_trained(tmp_path):

@@ -154,6 +154,15 @@ def test_a_recipe_without_methods_has_one():
         Simple(method="plain")
 
 
+def test_an_empty_table_of_methods_is_like_none():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Empty(Simple):
+        methods: ClassVar = {}
+
+    assert Empty().method == "default"
+    assert parse(Empty, "--width", "4").width == 4
+
+
 def test_a_class_may_change_the_defaults_of_the_choices():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Other(Layered):
