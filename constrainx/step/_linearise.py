@@ -33,7 +33,7 @@ Route: TypeAlias = Literal["gram", "iterative"]
 # Up to this many rows, a backward pass for each, all in one batch, is faster than the iterations of
 # LSMR, as measured by `python -m benchmarks crossover`.
 ROWS_WITH_STORED_GRADIENTS = 8
-# Only the Gram matrix gives the exact active set of inequalities, which is worth more.
+# With inequalities, iterations must search for the active rows first, which costs more.
 ROWS_WITH_INEQUALITIES = 256
 # The gradients of all rows should fit beside the model.
 BYTES_OF_STORED_GRADIENTS = 2**31

@@ -12,7 +12,7 @@ Inequalities make that a quadratic program with λ ≥ 0 for their rows and J v'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
+from constrainx.step._bounded import Bounded, solve_bounded
 from constrainx.step._jacobian import StackedJacobian
 from constrainx.step._multipliers import find_active_rows, solve_gram
 from constrainx.step._rows import Rows
@@ -28,8 +29,8 @@ from constrainx.step._rows import Rows
 # undone may be this fraction of γ c, so that the tolerance follows the violation, down to rtol.
 INEXACT = LSMR(rtol=1e-3)
 UNDONE = 0.02
-# How often an iterative solve may change which inequalities are active.
-PASSES = 8
+# Random vectors by which the lengths of rows are estimated.
+PROBES = 8
 
 
 # A row whose gradient is rounding alone asks for a step as long as one over the rounding. Longer
@@ -69,13 +70,13 @@ class Solved(NamedTuple):
         change: D Jᵀλ.
         iterations: how many it took.
         converged: whether it did.
-        undone: see `Correction`; of rows in units of their scales.
+        undone: see `Correction`.
     """
 
     change: PyTree
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
-    undone: Float[Array, ""]
+    undone: Float[Array, " rows"]
 
 
 class System(Protocol):
@@ -184,17 +185,24 @@ class IterativeSystem(NamedTuple):
     ) -> Correction:
         """Iterates, no more exactly than the linearisation deserves, unless a solver was given.
 
-        Which inequalities are active is found in a few passes: rows that would be violated are
-        added, and rows that pull the wrong way are dropped. If that has not settled after the last
-        pass, ``converged`` is false.
+        Which inequalities are active is found by projected conjugate gradients on the multipliers;
+        the solver then makes equalities of them. If the first has not converged, or a row is left
+        violated by more than the tolerance, ``converged`` is false.
         """
         cast = _cast(vector, self.parameters)
         before = self.linear(self._hold(cast) if rows.movable_alone else cast)
         excess = before - rows.target
-        active = rows.acts & (~rows.inequality | (excess > 0))
-        solved = self._solve(excess, rows, active, metric)
         if np.any(rows.inequality):
-            solved = self._settle(solved, active, excess, rows, metric)
+            active, lengths, found = jax.lax.stop_gradient(self._find_active(excess, rows, metric))
+            solved = self._solve(excess, rows, active, metric, lengths)
+            left = (excess - self.linear(solved.change)) / lengths
+            violated = rows.acts & rows.inequality & (left > self._slack(excess / lengths))
+            solved = solved._replace(
+                iterations=solved.iterations + found.iterations,
+                converged=solved.converged & found.converged & ~jnp.any(violated),
+            )
+        else:
+            solved = self._solve(excess, rows, rows.acts, metric, self.scales)
         # The lengths of single rows are not known here, but that of the step is.
         bound = LONGEST_STEP / float(jnp.finfo(excess.dtype).eps)
         longest = bound * (1 + norm(parameters)) + 2 * norm(vector)
@@ -211,46 +219,69 @@ class IterativeSystem(NamedTuple):
             multipliers=None,
             iterations=solved.iterations,
             converged=solved.converged,
-            undone=solved.undone * self.scales,
+            undone=solved.undone,
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
         """The same vector."""
         return _leave(vector, rows, None)
 
-    def _settle(
-        self,
-        solved: Solved,
-        active: Bool[Array, " rows"],
-        excess: Float[Array, " rows"],
-        rows: Rows,
-        metric: PyTree | None,
-    ) -> Solved:
-        """Changes which inequalities are active until none is violated and none pulls wrongly."""
+    def _find_active(
+        self, excess: Float[Array, " rows"], rows: Rows, metric: PyTree | None
+    ) -> tuple[Bool[Array, " rows"], Float[Array, " rows"], Bounded]:
+        """The rows that are active in the quadratic program, and the length of every row.
 
-        def improve(carry: tuple[Solved, Array, Array], nothing: None) -> tuple[Any, None]:
-            solved, active, _ = carry
-            left = excess - self.linear(solved.change)
-            violated = rows.acts & rows.inequality & ~active & (left > self._slack(excess))
-            multipliers = self._multipliers(solved.change, active, metric)
-            wrong = rows.inequality & active & (multipliers < 0)
-            settled = ~jnp.any(violated | wrong)
-            changed = jnp.where(jnp.any(wrong), active & ~wrong, active | violated)
-            solved = jax.lax.cond(
-                settled,
-                lambda: solved,
-                lambda: _add_effort(self._solve(excess, rows, changed, metric), solved),
-            )
-            return (solved, jnp.where(settled, active, changed), settled), nothing
+        In rows of unit length, so that their units do not matter; a row without a gradient has
+        nothing to move.
+        """
+        lengths = self._estimate_lengths(metric)
+        acts = rows.acts & (lengths > 0)
+        lengths = jnp.where(lengths > 0, lengths, 1)
+        weights = acts.astype(excess.dtype) / lengths
+        transpose = jax.linear_transpose(self.linear, self.parameters)
 
-        start = (solved, active, jnp.zeros((), bool))
-        (solved, _, settled), _ = jax.lax.scan(improve, start, length=PASSES)
-        return solved._replace(converged=solved.converged & settled)
+        def apply(multipliers: Array) -> Array:
+            change = self._hold(transpose(weights * multipliers)[0])
+            if metric is not None:
+                change = jax.tree.map(jnp.multiply, metric, change)
+            return weights * self.linear(change)
+
+        asked = jnp.where(rows.inequality, jnp.maximum(excess, 0), excess)
+        found = solve_bounded(
+            apply,
+            weights * excess,
+            jnp.asarray(rows.inequality),
+            tolerance=self._rtol * norm(weights * asked),
+            max_iterations=getattr(self.solver, "max_iterations", None) or 100 + 10 * excess.size,
+        )
+        return acts & found.active, lengths, found
+
+    def _estimate_lengths(self, metric: PyTree | None) -> Float[Array, " rows"]:
+        """The length of each row to a factor of two or so: ‖J_i‖² is the mean of (J_i z)²."""
+        leaves, tree = jax.tree.flatten(self.parameters)
+
+        def probe(key: Array) -> Float[Array, " rows"]:
+            keys = jax.random.split(key, len(leaves))
+            draws = [
+                jax.random.normal(k, p.shape, p.dtype) for k, p in zip(keys, leaves, strict=True)
+            ]
+            vector = jax.tree.unflatten(tree, draws)
+            if metric is not None:
+                vector = jax.tree.map(lambda d, v: jnp.sqrt(d).astype(v.dtype) * v, metric, vector)
+            return jnp.square(self.linear(self._hold(vector)))
+
+        squares = jax.lax.map(probe, jax.random.split(jax.random.key(0), PROBES))
+        return jnp.sqrt(jnp.mean(squares, axis=0))
 
     def _solve(
-        self, excess: Array, rows: Rows, active: Bool[Array, " rows"], metric: PyTree | None
+        self,
+        excess: Array,
+        rows: Rows,
+        active: Bool[Array, " rows"],
+        metric: PyTree | None,
+        scales: Float[Array, " rows"],
     ) -> Solved:
-        weights = active.astype(excess.dtype) / self.scales
+        weights = active.astype(excess.dtype) / scales
         targets = [norm(part) for part in self._split(weights * rows.target)]
         roots = None if metric is None else jax.tree.map(jnp.sqrt, metric)
         change, info = lstsq(
@@ -271,34 +302,18 @@ class IterativeSystem(NamedTuple):
             change=self._hold(change),
             iterations=jnp.asarray(info.iterations, jnp.int32),
             converged=jnp.asarray(info.converged),
-            undone=jnp.where(is_compatible, info.residual_norm, 0).astype(excess.dtype),
+            undone=scales * jnp.where(is_compatible, info.residual_norm, 0).astype(excess.dtype),
         )
-
-    def _multipliers(
-        self, change: PyTree, active: Bool[Array, " rows"], metric: PyTree | None
-    ) -> Float[Array, " rows"]:
-        """λ l with D Jᵀλ = change on the active rows, up to a positive factor each."""
-        transpose = jax.linear_transpose(self.linear, self.parameters)
-        weights = active.astype(self.values.dtype) / self.scales
-        target = change if metric is None else jax.tree.map(jnp.divide, change, metric)
-        found, _ = lstsq(
-            lambda w: self._hold(transpose(weights * w)[0]),
-            target,
-            like=self.values,
-            solver=INEXACT if self.solver is None else self.solver,
-            is_linear=True,
-        )
-        largest = jnp.max(jnp.abs(found))
-        return jnp.where(jnp.abs(found) <= 10 * self._rtol * largest, 0, found)
 
     @property
     def _rtol(self) -> float:
         """The relative accuracy of a solve; a solver of a user's own may not say."""
-        return getattr(INEXACT if self.solver is None else self.solver, "rtol", 1e-5)
+        rtol = getattr(INEXACT if self.solver is None else self.solver, "rtol", 1e-5)
+        return max(rtol, 10 * float(jnp.finfo(self.values.dtype).eps))
 
     def _slack(self, excess: Array) -> Array:
-        """What an inexact solve leaves, in the units of each row."""
-        return 10 * self._rtol * self.scales * jnp.max(jnp.abs(excess / self.scales))
+        """What an inexact solve may leave of rows of unit length."""
+        return 10 * self._rtol * jnp.max(jnp.abs(excess))
 
     def _hold(self, vector: PyTree) -> PyTree:
         if self.movable is None:
@@ -349,14 +364,6 @@ def _leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
         iterations=jnp.zeros((), jnp.int32),
         converged=jnp.array(True),
         undone=nothing,
-    )
-
-
-def _add_effort(solved: Solved, before: Solved) -> Solved:
-    """The later of two solves, with the iterations of both."""
-    return solved._replace(
-        iterations=solved.iterations + before.iterations,
-        converged=solved.converged & before.converged,
     )
 
 

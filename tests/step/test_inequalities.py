@@ -112,25 +112,60 @@ def test_a_step_is_differentiable_where_the_active_set_does_not_change(x64):
     np.testing.assert_allclose(gradient, [1.0, 0.0], atol=1e-9)
 
 
-@pytest.mark.parametrize("rows", [6, 15])
-def test_iterations_solve_the_same_program_or_say_that_they_did_not(x64, rows):
-    """Against the Gram matrix, which is exact: 60 random problems, most of them with corners."""
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("rows", "size"), [(6, 20), (15, 20), (16, 6)])
+def test_iterations_solve_quadratic_programs(x64, rows, size, dtype):
+    """Rows and metrics of different scales, duplicates, and more rows than parameters.
+
+    The reference is least-distance programming by SciPy's non-negative least squares.
+    """
     rng = np.random.default_rng(rows)
+    rtol, tolerance = (1e-8, 1e-5) if dtype == np.float64 else (1e-5, 1e-2)
 
     @jax.jit
-    def project_both(J, c, u):
-        constraint = at_most(lambda p: J @ p + c)
-        exact = cx.project(u, constraint, jnp.zeros(20), solver="gram")
-        found = cx.project(u, constraint, jnp.zeros(20), solver=cx.LSMR(rtol=1e-8))
-        report = found.reports["at-most"]
-        return exact.update, found.update, report.converged & report.resolved
+    def project(J, c, u, metric):
+        found = cx.project(
+            u,
+            at_most(lambda p: J @ p + c),
+            jnp.zeros(size, dtype),
+            metric=metric,
+            solver=cx.LSMR(rtol=rtol),
+        )
+        return found.update, found.reports["at-most"]
 
-    solved = 0
-    for _ in range(60):
-        J, u = rng.normal(size=(rows, 20)), rng.normal(size=20)
-        c = -np.abs(rng.normal(size=rows)) * (rng.uniform(size=rows) < 0.7)
-        exact, found, is_solved = project_both(J, c, u)
-        if is_solved:
-            solved += 1
-            np.testing.assert_allclose(found, exact, atol=1e-4)
-    assert solved >= 54
+    for trial in range(40):
+        J, u, inside = rng.normal(size=(rows, size)), rng.normal(size=size), rng.normal(size=size)
+        metric = 10.0 ** rng.uniform(-1, 1, size=size)
+        if trial % 3 == 0:
+            J[-1] = 1.7 * J[0]
+        J *= 10.0 ** rng.uniform(-1, 1, size=(rows, 1))
+        # Some room for the rounding of c, without which there may be no solution.
+        room = 0.01 + np.abs(rng.normal(size=rows)) * (rng.uniform(size=rows) < 0.7)
+        c = -J @ inside - room * np.linalg.norm(J, axis=1)
+        J, c, u, metric = (a.astype(dtype) for a in (J, c, u, metric))
+        found, report = project(J, c, u, metric)
+        exact = find_nearest(*(a.astype(float) for a in (J, -c, u, metric)))
+        np.testing.assert_allclose(found, exact, atol=tolerance * (1 + np.linalg.norm(exact)))
+        assert report.resolved
+        assert report.converged
+
+
+def find_nearest(J, bound, u, metric):
+    """The nearest v with J v ≤ bound, in the metric's inverse (Lawson and Hanson, chapter 23)."""
+    rows = J * np.sqrt(metric)
+    lengths = np.linalg.norm(rows, axis=1)
+    system = -np.vstack([(rows / lengths[:, None]).T, (bound - J @ u) / lengths])
+    right = np.eye(len(system))[-1]
+    multipliers, _ = scipy.optimize.nnls(system, right)
+    residual = system @ multipliers - right
+    return u - np.sqrt(metric) * residual[:-1] / residual[-1]
+
+
+def test_iterations_say_that_a_program_has_no_solution():
+    def contradict(p):
+        return jnp.concatenate([p[:1] + 1, 1 - p[:1], p[1:] - 0.1])
+
+    found = cx.project(jnp.ones(4), at_most(contradict), jnp.zeros(4), solver=cx.LSMR(rtol=1e-5))
+    assert not found.reports["at-most"].resolved
+    np.testing.assert_allclose(found.update[1:], 0.1, atol=1e-4)
+    assert float(jnp.max(jnp.abs(found.update))) < 10
