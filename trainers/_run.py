@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 
@@ -15,6 +15,7 @@ from constrainx.runtime import (
     CheckpointError,
     Checkpoints,
     JsonLines,
+    StoredCheckpoints,
     TensorBoard,
     has_checkpoints,
     lock_run_folder,
@@ -67,7 +68,7 @@ def open_run(
             changes = prepare_run_folder(
                 path, folder.config, resume_from=resume_from, may_change=folder.may_change
             )
-        checkpoints = _checkpoints(folder, monitor)
+        checkpoints = Checkpoints(path / "checkpoints", keep=folder.keep, **_monitored(monitor))
         stack.callback(checkpoints.close)
         later = [] if resume_from is None else checkpoints.set_aside_after(resume_from)
         writers: list[Callback] = []
@@ -78,8 +79,7 @@ def open_run(
 
 def can_restore(folder: RunFolder) -> bool:
     """Whether a run has a complete checkpoint."""
-    checkpoints = pathlib.Path(folder.path) / "checkpoints"
-    return checkpoints.is_dir() and has_checkpoints(checkpoints)
+    return has_checkpoints(pathlib.Path(folder.path) / "checkpoints")
 
 
 def restore_progress(
@@ -100,29 +100,22 @@ def restore_progress(
     path = pathlib.Path(folder.path)
     if not (path / "checkpoints").is_dir():
         raise CheckpointError(f"there are no checkpoints in {path}: nothing to restore.")
-    checkpoints = _checkpoints(folder, monitor, reading=True)
+    checkpoints = StoredCheckpoints(path / "checkpoints", **_monitored(monitor))
     try:
         wanted = checkpoints.find(step)
         earlier = [saved for saved in reversed(checkpoints.steps) if saved < wanted]
         candidates = [wanted, *(earlier if fallback else [])]
-        state, about = checkpoints.restore_first_readable(candidates, like)
+        found = checkpoints.restore_first_readable(candidates, like)
     finally:
         checkpoints.close()
+    about = found.about
     return Progress(
-        state=state,
+        state=found.state,
         best=about.get("best"),
         without_best=about.get("without_best", 0),
         seconds=about.get("seconds", 0.0),
     )
 
 
-def _checkpoints(
-    folder: RunFolder, monitor: Monitor | None, *, reading: bool = False
-) -> Checkpoints:
-    return Checkpoints(
-        pathlib.Path(folder.path) / "checkpoints",
-        keep=folder.keep,
-        metric=monitor.metric if monitor else None,
-        mode=monitor.mode if monitor else "min",
-        reading=reading,
-    )
+def _monitored(monitor: Monitor | None) -> dict[str, Any]:
+    return {"metric": monitor.metric, "mode": monitor.mode} if monitor else {}

@@ -12,7 +12,7 @@ import jax
 
 from constrainx.data import Batches
 from constrainx.errors import check_choice
-from constrainx.runtime import Callback, Keep
+from constrainx.runtime import Callback, Keep, check_path
 from constrainx.trainers._checks import check_batches, check_count
 
 OnSaveError: TypeAlias = Literal["stop", "continue"]
@@ -92,6 +92,7 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", pathlib.Path(self.path))
+        check_path(pathlib.Path(self.path))
         check_count("RunFolder(save_every=...)", self.save_every)
         check_choice("on_save_error", self.on_save_error, get_args(OnSaveError), owner="RunFolder")
 

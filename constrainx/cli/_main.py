@@ -26,6 +26,7 @@ COMMANDS = {
     "resume": "_resume.Resume",
     "eval": "_resume.Evaluate",
     "certify": "_certify.Certify",
+    "verify": "_verify.Verify",
     "report": "_report.Report",
     "cp": "_recipes.CopyRecipe",
     "data": "_data.Data",

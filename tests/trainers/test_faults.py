@@ -175,7 +175,7 @@ def test_a_run_can_continue_if_a_checkpoint_does_not_fit_on_the_disk(fork_server
 
 def read_newest_checkpoint(fork_server, run):
     """A digest of the newest checkpoint."""
-    lines, code = fork_server.train(run, resume=True, kind="heavy", steps=1)
+    lines, code = fork_server.train(run, resume=True, kind="heavy", steps=8)
     assert code == 0
     return lines[0]["digest"]
 
