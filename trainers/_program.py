@@ -18,6 +18,7 @@ from constrainx.constraints import Composed, reseed_streams
 from constrainx.errors import ArgumentError, ArgumentTypeError
 from constrainx.runtime import REMOVED, constraint_metric
 from constrainx.step import ConstrainedState, reports
+from constrainx.trainers._guard import find_not_finite, name_causes
 from constrainx.trainers._state import Health, State, split_model, start_healthy
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -42,6 +43,7 @@ class Program:
         ema: the decay of the moving average, or None.
         seed: of all randomness.
         on_nonfinite: whether a step that is not finite ends the run or is skipped.
+        exempt: paths in the state that the guard does not look at, see `find_exempt`.
     """
 
     graph: nnx.GraphDef
@@ -56,12 +58,12 @@ class Program:
     ema: float | None
     seed: int
     on_nonfinite: OnNonFinite
+    exempt: frozenset[str] = frozenset()
 
     @property
     def causes(self) -> tuple[str, ...]:
         """What may not be finite."""
-        names = self.constraints.names if self.constraints else ()
-        return ("loss", *(f"constraint {name!r}" for name in names), "gradient or update")
+        return name_causes(self.constraints.names if self.constraints else ())
 
     def initial(self, model: nnx.Module) -> State:
         """The state before the first step."""
@@ -97,12 +99,6 @@ class Program:
         parameters = optax.apply_updates(state.parameters, updates)
         update_norm = _norm(updates)
         found = reports(constraints)
-        flags = [
-            ~jnp.isfinite(loss),
-            *(report.active & ~jnp.isfinite(report.violation) for report in found.values()),
-            ~jnp.isfinite(update_norm),
-        ]
-        health, is_good = self._examine(state, jnp.stack(flags))
         new = State(
             step=state.step,
             parameters=parameters,
@@ -110,8 +106,17 @@ class Program:
             optimizer=optimizer,
             constraints=constraints,
             ema=self._average(state.ema, parameters),
-            health=health,
+            health=state.health,
         )
+        flags = find_not_finite(
+            new,
+            state,
+            loss=loss,
+            violations=[(report.violation, report.active) for report in found.values()],
+            update_norm=update_norm,
+            exempt=self.exempt,
+        )
+        health, is_good = self._examine(state, flags)
         kept = jax.tree.map(
             lambda new, old: jnp.where(is_good, new, old).astype(old.dtype), new, state
         )

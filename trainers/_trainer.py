@@ -39,6 +39,7 @@ from constrainx.trainers._checks import (
     check_model,
     check_split,
 )
+from constrainx.trainers._guard import find_exempt
 from constrainx.trainers._loop import Ending, Loop, Schedule, read_ahead
 from constrainx.trainers._measure import Measure
 from constrainx.trainers._program import OnNonFinite, Precision, Program
@@ -169,7 +170,7 @@ class Trainer:
         acting = None if isinstance(method, Unconstrained) else composed
         optimizer = optax.with_extra_args_support(self.optimizer)
         graph, _, rngs, _ = split_model(self.model, self.wrt)
-        self._program = Program(
+        program = Program(
             graph=graph,
             rngs=rngs,
             wrt=self.wrt,
@@ -183,7 +184,9 @@ class Trainer:
             seed=self.seed,
             on_nonfinite=self.on_nonfinite,
         )
-        self._progress = Progress(state=self.sharding.place(self._program.initial(self.model)))
+        start = program.initial(self.model)
+        self._program = dataclasses.replace(program, exempt=find_exempt(start))
+        self._progress = Progress(state=self.sharding.place(start))
         self._measure = Measure(
             rebuild=self._program.model,
             metrics=self._evaluation.metrics if self._evaluation else {},
