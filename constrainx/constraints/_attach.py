@@ -67,7 +67,8 @@ def constraints_of(model: nnx.Module) -> tuple[Attached, ...]:
 
 
 def at_path(model: Any, path: Path) -> Any:
-    """The submodule at a path."""
+    """What is at a path, through attributes and through items of lists and dictionaries."""
     for step in path:
-        model = model[step] if isinstance(step, int) else getattr(model, step)
+        has_items = isinstance(step, int) or isinstance(model, dict)
+        model = model[step] if has_items else getattr(model, step)
     return model

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints._attach import Attached, at_path, constraints_of
 from constrainx.constraints._constraint import Constraint, Placement
 from constrainx.constraints._numbers import as_gamma
+from constrainx.constraints._restore import restore_variables
 from constrainx.constraints._view import check_current, flatten_state, list_paths, view_model
 from constrainx.constraints.reductions import Rows, flatten, slices_of
 from constrainx.errors import ArgumentError, ArgumentTypeError
@@ -117,17 +118,30 @@ class Composed:
         self, parameters: PyTree, batch: Any = None, key: Array | None = None, model: Any = None
     ) -> dict[str, Rows]:
         """The rows c of each constraint by name, for parameters as the optimizer sees them."""
+        self.check_current(parameters, model, fix="pass the model with its state of now")
         keys = self.keys(key)
         return {
             member.name: member.rows(parameters, batch, keys[i], model)
             for i, member in enumerate(self.members)
         }
 
-    def check_current(self, parameters: PyTree) -> None:
-        """Raises where constraints would see a model that may have changed since."""
+    def check_current(self, parameters: PyTree, model: Any, *, fix: str) -> None:
+        """Raises where constraints would see a model that may have changed since.
+
+        Args:
+            parameters: as the optimizer hands them over.
+            model: as it was handed over with them, or None if the constraints hold their own.
+            fix: how to hand it over, for the message.
+        """
         for member in self.members:
             if member.model is not None:
-                check_current(member.model, parameters, owner=member.name)
+                check_current(
+                    member.model if model is None else model,
+                    parameters,
+                    owner=member.name,
+                    is_given=model is not None,
+                    fix=fix,
+                )
 
     def keys(self, key: Array | None) -> list[Array]:
         """A key of its own for each constraint."""
@@ -201,9 +215,8 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
 
     def rows(parameters: PyTree, batch: Any, key: Array, module: Any) -> Rows:
         residual_key, reduction_key = jax.random.split(key)
-        seen = view_model(
-            model if module is None else module, parameters, jax.random.fold_in(key, 2)
-        )
+        current = model if module is None else restore_variables(module, like=model)
+        seen = view_model(current, parameters, jax.random.fold_in(key, 2))
         before = _batch_statistics(seen)
         try:
             residual = constraint.residual(at_path(seen, found.path), batch, key=residual_key)

@@ -28,7 +28,8 @@ def view_model(model: nnx.Module, parameters: PyTree, key: Array) -> Any:
     """
     graph, state = nnx.split(model)
     held = flatten_state(state)
-    given = flatten_state(parameters)
+    given = name_leaves(parameters)
+    _check_paths(given, held, model)
     streams = {path: leaf for path, leaf in held.items() if isinstance(leaf, nnx.RngState)}
     seeded = dict(zip(streams, reseed_streams(list(streams.values()), key), strict=True))
     merged = nnx.merge(
@@ -54,35 +55,67 @@ def reseed_streams(streams: PyTree, key: Array) -> PyTree:
     return jax.tree.unflatten(tree, seeded)
 
 
-def check_current(model: nnx.Module, parameters: PyTree, *, owner: str) -> None:
-    """Raises where the model's other state may be that of the time when it was handed over.
+def check_current(
+    model: nnx.Module, parameters: PyTree, *, owner: str, is_given: bool, fix: str
+) -> None:
+    """Raises where the model's other state may be that of another time than the parameters'.
 
     Inside of `jax.jit` and `nnx.jit` the parameters are those of now, but batch statistics and
-    frozen weights that a constraint finds on the model from outside are not.
+    frozen weights of a model from outside are not. Outside, a model that does not hold the
+    parameters is not the one that is trained.
 
     Args:
-        model: as the constraint holds it.
+        model: as the constraint holds it, or as it was handed over with the parameters.
         parameters: as the optimizer hands them over.
         owner: the name of the constraint.
+        is_given: whether the model was handed over with the parameters: then it may hold constants,
+            as long as it is from the same trace.
+        fix: what to do instead, for the message.
     """
-    if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(parameters)):
-        return
-    given = flatten_state(parameters)
-    stale = [
-        path
+    held = {
+        path: leaf
         for path, leaf in flatten_state(nnx.state(model)).items()
-        if path not in given
-        and not isinstance(leaf, nnx.RngState)
-        and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(leaf))
-    ]
+        if not isinstance(leaf, nnx.RngState)
+    }
+    given = name_leaves(parameters)
+    own = [(leaf, held[path]) for path, leaf in given.items() if path in held]
+    rest = {path: leaf for path, leaf in held.items() if path not in given}
+    if all(leaf is value for leaf, var in own for value in jax.tree.leaves(var)):
+        return
+    if _is_traced(parameters):
+        if is_given and _is_traced([variable for _, variable in own]):
+            return
+        stale = [path for path, leaf in rest.items() if not _is_traced(leaf)]
+        reason = "inside of a compiled function"
+    else:
+        stale = [] if is_given else list(rest)
+        reason = "for parameters that are not those of the model it was made with"
     if stale:
         names = ", ".join(".".join(map(str, path)) for path in stale[:3])
         more = f" and {len(stale) - 3} more" if len(stale) > 3 else ""
         raise ArgumentError(
-            f"constraint {owner!r} needs the model as it is now, but inside of a compiled function "
-            f"its {names}{more} cannot be known: pass `module=model` to `update`, with the model "
-            "that the function was given."
+            f"constraint {owner!r} needs the model as it is now, but {reason} its {names}{more} "
+            f"cannot be known: {fix}."
         )
+
+
+def _is_traced(tree: PyTree) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def _check_paths(given: Mapping[Path, Any], held: Mapping[Path, Any], model: nnx.Module) -> None:
+    unknown = [".".join(map(str, path)) for path in given if path not in held]
+    if unknown:
+        raise ArgumentError(
+            f"the parameters have {unknown[0] or 'an array without a name'!r}, which this "
+            f"{type(model).__name__} does not have: constraints on a model are for the parameters "
+            "of that model, `nnx.state(model, nnx.Param)`."
+        )
+
+
+def name_leaves(parameters: PyTree) -> Mapping[Path, Any]:
+    """The arrays of the parameters by path."""
+    return dict(zip(list_paths(parameters), jax.tree.leaves(parameters), strict=True))
 
 
 def list_paths(parameters: PyTree) -> list[Path]:

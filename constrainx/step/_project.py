@@ -71,8 +71,8 @@ def project(
         solver: "auto", "gram", or a least-squares solver such as `LSMR(rtol=1e-4)`.
     """
     key = jax.random.key(0) if key is None else key
-    if model is None:
-        constraints.check_current(parameters)
+    fix = "pass `model=` to `project`, the one that these parameters were taken from"
+    constraints.check_current(parameters, model, fix=fix)
     for member in constraints:
         check_overshoot(member, "update")
     point = Point(constraints, parameters, jnp.asarray(step, jnp.int32), batch, key, model)

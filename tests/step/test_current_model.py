@@ -201,3 +201,108 @@ def test_rows_that_would_not_fit_go_by_iterations(monkeypatch, caplog):
         jax.eval_shape(trace)
     assert "LSMR" in caplog.text
     assert "would take 0.5 GB" in caplog.text
+
+
+class Tied(nnx.Module):
+    """One layer in two places, a normalisation, and noise that evaluation mode leaves on."""
+
+    def __init__(self):
+        self.rngs = nnx.Rngs(0)
+        self.first = nnx.Linear(3, 3, rngs=self.rngs)
+        self.again = self.first
+        self.norm = nnx.LayerNorm(3, rngs=self.rngs)
+        self.offset = nnx.BatchStat(jnp.ones(()))
+        self.scale = 1.0
+
+    def __call__(self, x):
+        noise = jax.random.normal(self.rngs.noise(), (3,))
+        return self.scale * self.again(self.norm(jnp.tanh(self.first(x)))) + self.offset + noise
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["eager", "nnx.jit"])
+def test_a_module_is_whole_after_its_way_through_an_nnx_optimizer(wrap):
+    """Which replaces variables by arrays, and makes two of a layer in two places."""
+
+    class Zero(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            return model(batch["x"])
+
+    model, constraint, key = Tied(), Zero(gamma=0.5, reduce="norm"), jax.random.key(7)
+    method = cx.NullSpace(placement="update")
+    tx = cx.constrain(optax.sgd(0.01), constraint, model=model, method=method)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    model.scale = 2.0  # and settings are those of now
+
+    @wrap
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(loss)(model), batch={"x": X}, key=key, module=model)
+
+    graph, before, rest = nnx.split(model, nnx.Param, ...)
+    before = jax.tree.map(jnp.copy, before)
+
+    def rows(params):
+        current = nnx.merge(graph, params, rest, copy=True)
+        return cx.compose(constraint, model=current)(params, {"x": X}, key)["zero"]
+
+    step(model, optimizer)
+    change = jax.tree.map(jnp.subtract, nnx.state(model, nnx.Param), before)
+    c, moved = jax.jvp(rows, (before,), (change,))
+    np.testing.assert_allclose(moved, -0.5 * c, atol=1e-5)
+    violation = cx.reports(optimizer.opt_state)["zero"].violation
+    np.testing.assert_allclose(violation, np.sqrt(np.mean(np.square(c))), rtol=1e-5)
+
+
+def test_rows_of_single_examples_through_batch_statistics_are_refused_in_a_loop():
+    class Mixed(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            model.train()
+            return model(batch["x"])
+
+    model = Net()
+    tx = cx.constrain(optax.sgd(0.01), Mixed(reduce="norm"), model=model)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    with pytest.raises(ValueError, match=r"'mixed'.*mixes examples"):
+        take_step(model, optimizer, jax.random.key(0), module=model)
+
+
+def test_outside_of_compiled_functions_a_stale_model_is_refused_too():
+    """A copy is trained, and the batch statistics of the original stay behind."""
+    model = Net()
+    optimizer = nnx.Optimizer(
+        copy := nnx.clone(model), cx.constrain(optax.sgd(0.01), Even(), model=model), wrt=nnx.Param
+    )
+    copy.hidden.kernel[...] *= 1.1
+    with pytest.raises(ValueError, match=r"'even'.*norm\.mean.*pass `module=model`"):
+        take_step(copy, optimizer, jax.random.key(0))
+    seen = take_step(copy, optimizer, jax.random.key(0), module=copy)
+    violation = cx.reports(optimizer.opt_state)["even"].violation
+    np.testing.assert_allclose(violation, measure(seen, Even()), rtol=1e-5)
+
+
+def test_a_module_from_outside_of_a_compiled_function_is_refused():
+    model = Net()
+    tx = cx.constrain(optax.sgd(0.01), Even(), model=model)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(inner, optimizer):
+        optimizer.update(inner, nnx.grad(loss)(inner), batch={"x": X}, module=model)
+
+    with pytest.raises(ValueError, match="the model that these parameters were taken from"):
+        step(model, optimizer)
+
+
+def test_rows_outside_of_an_optimizer_are_not_of_a_stale_model_either():
+    model = Net()
+    composed, params = cx.compose(Even(), model=model), nnx.state(model, nnx.Param)
+    with pytest.raises(ValueError, match=r"norm\.mean.*pass the model"):
+        jax.jit(lambda p: composed(p, {"x": X}))(params)
+    with pytest.raises(ValueError, match=r"norm\.mean.*pass `model=` to `project`"):
+        jax.jit(lambda p: cx.project(p, composed, p, batch={"x": X}))(params)
+
+
+def test_parameters_of_something_else_are_named():
+    model = Net()
+    params = {"weights": jnp.ones(3)}
+    with pytest.raises(ValueError, match=r"have 'weights', which this Net does not have"):
+        cx.compose(Even(), model=model)(params, {"x": X}, model=model)

@@ -6,22 +6,16 @@ from typing import Any, TypeAlias
 
 from flax import nnx
 
+from constrainx.constraints._attach import at_path
+
 Path: TypeAlias = tuple[Any, ...]
-
-
-def follow_path(node: Any, path: Path) -> Any:
-    """Returns what is at a path, through attributes and through items of lists and dictionaries."""
-    for step in path:
-        has_items = isinstance(node, nnx.List | list | tuple | dict)
-        node = node[step] if has_items else getattr(node, step)
-    return node
 
 
 def split_at_owner(model: nnx.Module, path: Path) -> tuple[nnx.Module, Path]:
     """Returns the module that a parameter belongs to, and the rest of the path inside it."""
     owner, depth, node = model, 0, model
     for index, step in enumerate(path[:-1]):
-        node = follow_path(node, (step,))
+        node = at_path(node, (step,))
         # A list cannot have attributes, and the attributes of an `nnx.Dict` are its items.
         if isinstance(node, nnx.Module) and not isinstance(node, nnx.List | nnx.Dict):
             owner, depth = node, index + 1

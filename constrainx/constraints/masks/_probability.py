@@ -8,7 +8,7 @@ from typing import NamedTuple
 from flax import nnx
 from jaxtyping import Array, Float
 
-from constrainx.constraints.masks._paths import follow_path
+from constrainx.constraints._attach import at_path
 from constrainx.errors import ArgumentError
 
 
@@ -36,7 +36,7 @@ def has_masks(model: nnx.Module) -> bool:
 def find_masked(model: nnx.Module) -> list[Masked]:
     """Finds the masks of a model and their weights, in an order that depends on paths alone."""
     found = {
-        (*map(str, path), name): Masked(follow_path(module, value.get_metadata("masks")), value)
+        (*map(str, path), name): Masked(at_path(module, value.get_metadata("masks")), value)
         for path, module in nnx.iter_modules(model)
         for name, value in vars(module).items()
         if isinstance(value, MaskProbability)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from flax import nnx
 from jaxtyping import Array
 
-from constrainx.constraints.masks._paths import follow_path
+from constrainx.constraints._attach import at_path
 from constrainx.constraints.masks._probability import Masked, MaskProbability
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -37,7 +37,7 @@ def replace_weights(model: Model, masked: Sequence[Masked], values: Sequence[Arr
 def find_formerly_masked(model: nnx.Module) -> list[nnx.Param]:
     """Finds the weights that were masked in the model which this one was made from."""
     return [
-        follow_path(module, path)
+        at_path(module, path)
         for _, module in nnx.iter_modules(model)
         for path in getattr(module, RECORD, ())
     ]
