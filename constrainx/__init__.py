@@ -9,6 +9,7 @@ from constrainx.constraints import Attached as Attached
 from constrainx.constraints import Composed as Composed
 from constrainx.constraints import Constraint as Constraint
 from constrainx.constraints import Equivariance as Equivariance
+from constrainx.constraints import EquivariantKernels as EquivariantKernels
 from constrainx.constraints import Invariance as Invariance
 from constrainx.constraints import JacobianSymmetry as JacobianSymmetry
 from constrainx.constraints import MaskBudget as MaskBudget

@@ -16,6 +16,8 @@ from constrainx.constraints._constraint import Constraint as Constraint
 from constrainx.constraints._constraint import Placement as Placement
 from constrainx.constraints._equivariance import Equivariance as Equivariance
 from constrainx.constraints._equivariance import Invariance as Invariance
+from constrainx.constraints._equivariant_kernels import EquivariantKernels as EquivariantKernels
+from constrainx.constraints._equivariant_kernels import LayerSymmetry as LayerSymmetry
 from constrainx.constraints._inequality import AtMost as AtMost
 from constrainx.constraints._jacobian_symmetry import JacobianSymmetry as JacobianSymmetry
 from constrainx.constraints._mask_budget import MaskBudget as MaskBudget

@@ -41,6 +41,8 @@ class Member:
         attached: the constraint and the module that it is about; None for a plain function.
         movable: parameters ↦ for each leaf, whether the rows may move it; None for all.
         model: what the constraint is about, as it was handed over; None for a plain function.
+        nearest: (parameters, module) ↦ the nearest parameters that satisfy the constraint, if it
+            knows them; None otherwise.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Member:
     attached: Attached | None = None
     movable: Callable[[PyTree], tuple[bool, ...]] | None = None
     model: nnx.Module | None = None
+    nearest: Callable[[PyTree, Any], PyTree] | None = None
 
     def gamma_at(self, step: Array) -> Float[Array, ""]:
         """γ at a step."""
@@ -240,6 +243,15 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         variables = flatten_state(nnx.state(model))
         return tuple(matches(path, variables[path]) for path in list_paths(parameters))
 
+    def nearest(parameters: PyTree, module: Any) -> PyTree:
+        # Which streams it sees does not matter, because it depends on the parameters alone.
+        base = model if module is None else module
+        seen = view_model(base, parameters, jax.random.key(0))
+        constraint.nearest(at_path(seen, found.path))  # type: ignore[attr-defined]
+        variables = flatten_state(nnx.state(seen))
+        leaves = [variables[path][...] for path in list_paths(parameters)]
+        return jax.tree.unflatten(jax.tree.structure(parameters), leaves)
+
     slices = slices_of(reduction)
     return Member(
         name=constraint.label,
@@ -255,6 +267,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         attached=found,
         movable=movable,
         model=model,
+        nearest=nearest if hasattr(constraint, "nearest") else None,
     )
 
 

@@ -32,7 +32,9 @@ class Constraint:
     'periodic-in2-pi'
 
     A subclass with fields of its own is a dataclass, too: ``@dataclasses.dataclass(frozen=True)``.
-    A subclass with ``kind = "inequality"`` holds where its residual is at most zero.
+    A subclass with ``kind = "inequality"`` holds where its residual is at most zero. A subclass
+    whose set is an affine one of the parameters may have a method ``nearest(self, model)`` that
+    moves the model to its nearest point of the set, in place; the step then needs no solver.
 
     Attributes:
         name: its name in logs; by default made from the name of the class.

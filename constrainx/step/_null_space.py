@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints import Composed, Member, Placement
 from constrainx.errors import ArgumentError, check_choice
 from constrainx.linalg import dot, norm
+from constrainx.step._closed_form import ClosedForm, split_closed_forms
 from constrainx.step._linearise import (
     SolverChoice,
     Traced,
@@ -83,6 +84,42 @@ class NullSpace:
         self, point: Point, gradients: PyTree, optimize: Optimize, multipliers: PyTree
     ) -> Taken:
         """One step, with one Jacobian for both of its stages."""
+        known, others = self._split_closed_forms(point)
+
+        def correct(vector: PyTree, stage: Stage) -> PyTree:
+            for form in known:
+                vector = form.correct(vector, stage)
+            return vector
+
+        def optimize_and_correct(gradients: PyTree) -> tuple[PyTree, optax.OptState]:
+            update, state = optimize(gradients)
+            return correct(update, "update"), state
+
+        if known:
+            descent = correct(jax.tree.map(jnp.negative, gradients), "gradient")
+            gradients = jax.tree.map(jnp.negative, descent)
+        taken = self._take_rows(others, gradients, optimize_and_correct, multipliers)
+        reports = {form.member.name: form.report() for form in known}
+        return taken._replace(reports={**reports, **taken.reports})
+
+    def _split_closed_forms(self, point: Point) -> tuple[list[ClosedForm], Point]:
+        """The constraints that need no solver, and a point with the others."""
+        if self.solver != "auto" or self.metric != "identity":
+            return [], point
+        members, others = split_closed_forms(point)
+        forms = []
+        for member in members:
+            place = self._place_by_choice(member) or "twice"
+            check_overshoot(member, place)
+            forms.append(ClosedForm(member, point, place))
+        return forms, point._replace(constraints=others) if forms else point
+
+    def _take_rows(
+        self, point: Point, gradients: PyTree, optimize: Optimize, multipliers: PyTree
+    ) -> Taken:
+        """A step of constraints that are linearised."""
+        if not point.constraints.members:
+            return Taken(*optimize(gradients), {}, multipliers)
         traced = trace_members(point)
         places = {
             member.name: self._place(member, found)

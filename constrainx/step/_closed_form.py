@@ -1,0 +1,106 @@
+"""Constraints that know their nearest point, and need neither Jacobian nor solver.
+
+Where the set of a constraint is affine, with Π(θ) its point nearest to θ and P the derivative of Π,
+
+    u' = P u − γ (θ − Π(θ))
+
+is the vector nearest to u with θ + u' on the set, to the fraction γ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from constrainx.constraints import Composed, Member, Placement
+from constrainx.linalg import norm
+from constrainx.step._method import Point
+from constrainx.step._report import Report
+from constrainx.step._rows import STAGES, Stage
+
+
+def split_closed_forms(point: Point) -> tuple[tuple[Member, ...], Composed]:
+    """The constraints that can be corrected by themselves, and all others.
+
+    One whose parameters another constraint may move as well is not corrected by itself, because
+    each would undo some of what the other did.
+    """
+    members = list(point.constraints)
+    moved = [_list_movable(member, point.parameters) for member in members]
+    alone = tuple(
+        member
+        for i, member in enumerate(members)
+        if member.nearest is not None
+        and not any(moved[i] & moved[j] for j in range(len(members)) if j != i)
+    )
+    return alone, Composed(tuple(member for member in members if member not in alone))
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedForm:
+    """One such constraint at a point.
+
+    Attributes:
+        member: the constraint.
+        point: where.
+        placement: where it is projected.
+    """
+
+    member: Member
+    point: Point
+    placement: Placement
+
+    def correct(self, vector: PyTree, stage: Stage) -> PyTree:
+        """A descent direction or an update that obeys the constraint, if this is its stage."""
+        if stage not in STAGES[self.placement]:
+            return vector
+        member, point = self.member, self.point
+        parameters = point.parameters
+        vector = jax.tree.map(lambda v, p: v.astype(p.dtype), vector, parameters)
+        nearest, inside = jax.jvp(self._find_nearest, (parameters,), (vector,))
+        gamma = member.gamma_at(point.step)
+        if stage == "gradient" and self.placement == "twice":
+            gamma = jnp.zeros_like(gamma)  # the update has the pull
+
+        def pull(v: Array, p: Array, n: Array) -> Array:
+            return (v - gamma * (p - n)).astype(v.dtype)
+
+        corrected = jax.tree.map(pull, inside, parameters, nearest)
+        acts = member.acts_at(point.step)
+        return jax.tree.map(lambda new, old: jnp.where(acts, new, old), corrected, vector)
+
+    def report(self) -> Report:
+        """How the constraint fares: its step is exact."""
+        yes = jnp.ones((), bool)
+        violation = self._measure_violation()
+        return Report(
+            violation=violation,
+            met=violation <= self.member.tolerance,
+            resolved=jnp.isfinite(violation),
+            active=self.member.acts_at(self.point.step),
+            iterations=jnp.zeros((), jnp.int32),
+            converged=yes,
+        )
+
+    def _find_nearest(self, parameters: PyTree) -> PyTree:
+        assert self.member.nearest is not None  # by `split_closed_forms`
+        return self.member.nearest(parameters, self.point.model)
+
+    def _measure_violation(self) -> Float[Array, ""]:
+        """The root mean square of the rows, without computing them."""
+        point = self.point
+        nearest = self._find_nearest(point.parameters)
+        away = norm(jax.tree.map(jnp.subtract, point.parameters, nearest))
+        rows = jax.eval_shape(
+            lambda p: self.member.rows(p, point.batch, point.key, point.model), point.parameters
+        )
+        return away / jnp.sqrt(rows.size)
+
+
+def _list_movable(member: Member, parameters: PyTree) -> set[int]:
+    count = len(jax.tree.leaves(parameters))
+    flags = (True,) * count if member.movable is None else member.movable(parameters)
+    return {index for index, moves in enumerate(flags) if moves}
