@@ -3,7 +3,10 @@
 from constrainx import data as data
 from constrainx.checks import Certificate as Certificate
 from constrainx.checks import Certified as Certified
+from constrainx.checks import Diagnosed as Diagnosed
+from constrainx.checks import Diagnosis as Diagnosis
 from constrainx.checks import certify as certify
+from constrainx.checks import diagnose as diagnose
 from constrainx.constraints import AtMost as AtMost
 from constrainx.constraints import Attached as Attached
 from constrainx.constraints import Composed as Composed

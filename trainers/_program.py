@@ -84,8 +84,7 @@ class Program:
         self, state: State, totals: Totals, batch: PyTree
     ) -> tuple[State, Totals, Float[Array, ""]]:
         """The next state, metrics added up, and the loss of this step."""
-        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
-        augment_key, loss_key, constraint_key = jax.random.split(key, 3)
+        augment_key, loss_key, constraint_key = self._keys(state)
         if self.augment is not None:
             batch = self.augment(batch, augment_key)
         loss, metrics, rest, gradients = self._gradients(state, batch, loss_key)
@@ -130,6 +129,20 @@ class Program:
             _add_totals(totals, metrics, is_good),
             loss,
         )
+
+    def at(self, state: State, batch: PyTree) -> tuple[PyTree, Array, Callable[[PyTree], Array]]:
+        """What a step sees: the augmented batch, the constraints' key, the loss by parameters."""
+        augment_key, loss_key, constraint_key = self._keys(state)
+        if self.augment is not None:
+            batch = self.augment(batch, augment_key)
+
+        def loss(parameters: PyTree) -> Array:
+            return self._loss(parameters, state.rest, batch, loss_key)[0]
+
+        return batch, constraint_key, loss
+
+    def _keys(self, state: State) -> Array:
+        return jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step), 3)
 
     def model(self, parameters: nnx.State, rest: nnx.State, *, seed: Any = None) -> Any:
         """The model with these parameters; with a seed, its random streams start from there."""

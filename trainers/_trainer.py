@@ -18,7 +18,7 @@ from flax import nnx
 from jaxtyping import PyTree
 from rich.console import Console
 
-from constrainx.checks import Certificate, certify
+from constrainx.checks import Certificate, Diagnosis, certify, diagnose_point
 from constrainx.constraints import Composed, Constraint, compose, constraints_of
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError, check_choice
@@ -30,7 +30,7 @@ from constrainx.runtime import (
     describe_resume,
     listen_for_signals,
 )
-from constrainx.step import Method, MethodName, Unconstrained, as_method, constrain
+from constrainx.step import Method, MethodName, Point, Unconstrained, as_method, constrain
 from constrainx.trainers._checks import (
     check_batches,
     check_count,
@@ -327,6 +327,24 @@ class Trainer:
         options = {"batch": self.data.batch, "seed": self.seed, **options}
         with self._own_mesh():
             return certify(self.trained, self._measure.constraints, data, **options)
+
+    def diagnose(self) -> Diagnosis:
+        """Examines the constraints at the current step, on its batch; see `constrainx.diagnose`."""
+        if self._measure.constraints is None:
+            raise ArgumentError("`diagnose` needs constraints, and this trainer has none.")
+        with self._own_mesh():
+            batch = self.sharding.place_batch(self._example())
+            batch, key, loss = self._program.at(self.state, batch)
+            model = self._program.model(self.state.parameters, self.state.rest)
+            point = Point(
+                self._measure.constraints,
+                self.state.parameters,
+                self.state.step,
+                batch,
+                key,
+                model,
+            )
+            return diagnose_point(point, loss=loss, method=as_method(self.method))
 
     def restore(
         self,

@@ -27,6 +27,7 @@ COMMANDS = {
     "eval": "_resume.Evaluate",
     "certify": "_certify.Certify",
     "verify": "_verify.Verify",
+    "doctor": "_doctor.Doctor",
     "report": "_report.Report",
     "cp": "_recipes.CopyRecipe",
     "data": "_data.Data",

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from constrainx.constraints import Composed, Member, Placement, cut_batch
+from constrainx.constraints import Member, Placement, cut_batch
 from constrainx.errors import ArgumentError, ArgumentTypeError
 from constrainx.linalg import Solver, norm
 from constrainx.step._jacobian import (
@@ -132,22 +132,44 @@ def any_acts(point: Point) -> Bool[Array, ""] | None:
 
 def pick_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> Route:
     """Closed form for one row, Gram matrix for few rows or rows on disjoint examples, else LSMR."""
-    constraints, total = point.constraints, sum(counts)
+    route, reason = explain_route(solver, point, counts)
+    if isinstance(solver, str):
+        log.info(
+            "%d rows from %s: %s, because %s",
+            sum(counts), ", ".join(point.constraints.names), describe_route(route, counts), reason,
+        )  # fmt: skip
+    return route
+
+
+def explain_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> tuple[Route, str]:
+    """The route that a solver stands for at a point, and why, as the end of a sentence."""
     if not isinstance(solver, str):
-        return "iterative"
+        return "iterative", f"the solver {solver} was given"
     check_solver(solver)
     if solver == "gram":
-        return _say("gram", constraints, total, "")
-    shared = sum(n for m, n in zip(constraints, counts, strict=True) if m.slices is None)
-    exact = any(member.kind == "inequality" for member in constraints)
+        return "gram", 'solver="gram" was given'
+    shared = sum(n for m, n in zip(point.constraints, counts, strict=True) if m.slices is None)
+    exact = any(member.kind == "inequality" for member in point.constraints)
     most = ROWS_WITH_INEQUALITIES if exact else ROWS_WITH_STORED_GRADIENTS
+    limit = f"the {most} up to which it is worth a Gram matrix"
     if shared > most:
-        return _say("iterative", constraints, total, "")
+        return "iterative", f"{shared} rows share their examples, more than {limit}"
     stored = sum(_measure_stored(point.parameters, *argument) for argument in _arguments(point))
     if stored > BYTES_OF_STORED_GRADIENTS:
-        reason = f"; their gradients, row by row, would take {stored / 1e9:.1f} GB"
-        return _say("iterative", constraints, total, reason)
-    return _say("gram", constraints, total, "")
+        size = f"{stored / 1e9:.1f} GB"
+        return "iterative", f"their gradients, row by row, would take {size}"
+    if sum(counts) == 1:
+        return "gram", "there is one row"
+    if not shared:
+        return "gram", "every row has examples of its own"
+    return "gram", f"{shared} rows share their examples, no more than {limit}"
+
+
+def describe_route(route: Route, counts: tuple[int, ...]) -> str:
+    """The route in words."""
+    if route == "iterative":
+        return f"iterations of {INEXACT}"
+    return "closed form" if sum(counts) == 1 else "Gram matrix"
 
 
 def check_solver(solver: Any) -> None:
@@ -156,15 +178,6 @@ def check_solver(solver: Any) -> None:
         raise ArgumentError(
             f'`solver` must be "auto", "gram" or a least-squares solver, got {solver!r}.'
         )
-
-
-def _say(route: Route, constraints: Composed, rows: int, reason: str) -> Route:
-    form = "closed form" if rows == 1 else "Gram matrix"
-    log.info(
-        "%d rows from %s: %s%s", rows, ", ".join(constraints.names),
-        form if route == "gram" else f"iterations of {INEXACT}", reason,
-    )  # fmt: skip
-    return route
 
 
 def _arguments(point: Point) -> list[tuple[Member, Any, Array, Any]]:

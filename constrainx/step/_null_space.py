@@ -122,7 +122,7 @@ class NullSpace:
             return Taken(*optimize(gradients), {}, multipliers)
         traced = trace_members(point)
         places = {
-            member.name: self._place(member, found)
+            member.name: self.place(member, found)
             for member, found in zip(point.constraints, traced, strict=True)
         }
         for member in point.constraints:
@@ -149,7 +149,8 @@ class NullSpace:
         reports = report_corrections(layout, corrections)
         return Taken(update, optimizer, reports, multipliers, removed)
 
-    def _place(self, member: Member, traced: Traced) -> Placement:
+    def place(self, member: Member, traced: Traced) -> Placement:
+        """Where a constraint is projected."""
         return self._place_by_choice(member) or place_rows(member, traced)
 
     def _place_by_choice(self, member: Member) -> Placement | None:

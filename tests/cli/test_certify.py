@@ -48,3 +48,14 @@ def test_half_a_result_is_left_alone(constrainx, finished, tmp_path):
     assert code == 1
     assert "result.json is not JSON" in text
     assert (run / "result.json").read_text() == '{"step": 1'
+
+
+def test_doctor_examines_recipes_and_runs(constrainx, run):
+    code, text = constrainx("doctor", "o3-inertia", "--size", "smoke", "--devices", 1)
+    assert code == 0, text
+    assert "o3-inertia nullspace, step 0" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "every row has examples of its own" in text.replace("\n  ", " ")
+    code, text = constrainx("doctor", run, "--step", 8, "--devices", 1)
+    assert code == 0, text
+    assert "o3-inertia nullspace, step 8" in text
