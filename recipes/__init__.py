@@ -8,6 +8,7 @@ from constrainx.recipes._continue import read_recipe as read_recipe
 from constrainx.recipes._find import all_recipes as all_recipes
 from constrainx.recipes._find import describe as describe
 from constrainx.recipes._find import find as find
+from constrainx.recipes._find import read_starter as read_starter
 from constrainx.recipes._recipe import OVERSIGHT as OVERSIGHT
 from constrainx.recipes._recipe import PLACE as PLACE
 from constrainx.recipes._recipe import Recipe as Recipe

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import pathlib
 import pkgutil
+import re
 import sys
 from types import ModuleType
 
@@ -50,6 +51,18 @@ def describe(recipe: type[Recipe]) -> str:
     """What a recipe shows, in one line: the first of its module's docstring, or of its own."""
     text = inspect.getdoc(sys.modules[recipe.__module__]) or inspect.getdoc(recipe) or ""
     return text.splitlines()[0] if text else ""
+
+
+def read_starter(file: pathlib.Path) -> str:
+    """The text of a small recipe with comments, under names that fit the file it is written to."""
+    words = re.findall(r"[A-Za-z0-9]+", file.stem) or ["my", "recipe"]
+    camel = "".join(word[:1].upper() + word[1:] for word in words)
+    text = (pathlib.Path(__file__).parent / "_starter.py").read_text()
+    return (
+        text.replace("MyRecipe", camel if camel[0].isalpha() else f"Recipe{camel}")
+        .replace("my-recipe", "-".join(words).lower())
+        .replace("my_recipe.py", file.name)
+    )
 
 
 def _load(path: pathlib.Path) -> type[Recipe]:

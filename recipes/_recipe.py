@@ -14,7 +14,15 @@ from constrainx.recipes._resolve import CHOICES, RecipeError, Resolving
 from constrainx.recipes._source import digest_source, find_file
 from constrainx.runtime import Callback, Keep
 from constrainx.step import Lagrangian, Method, MethodName, Penalty, as_method
-from constrainx.trainers import Devices, Logging, OnNonFinite, Precision, RunFolder, Trainer
+from constrainx.trainers import (
+    Devices,
+    LearningRate,
+    Logging,
+    OnNonFinite,
+    Precision,
+    RunFolder,
+    Trainer,
+)
 
 Size: TypeAlias = Literal["smoke", "cpu", "full"]
 # Where a run takes place. It may continue elsewhere, so a run's config does not hold these.
@@ -147,6 +155,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
         config: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
         progress: bool = True,
+        learning_rate: LearningRate | None = None,
     ) -> dict[str, Any]:
         """The fields that every recipe has, in the groups that a trainer takes them in.
 
@@ -155,6 +164,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
             config: what its config.json holds; that of the recipe by default.
             callbacks: who listens.
             progress: whether to show a bar.
+            learning_rate: what the optimizer was made with, to log it.
         """
         folder = RunFolder(
             "" if run is None else run,
@@ -177,6 +187,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
                 callbacks=callbacks,
                 progress=progress,
                 title=f"{self.name} {self.method}",
+                learning_rate=learning_rate,
             ),
         }
 

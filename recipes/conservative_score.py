@@ -120,7 +120,7 @@ class ConservativeScore(Recipe):
                 },
                 every=max(self.steps // 20, 1),
             ),
-            **self.settings(**options),
+            **self.settings(learning_rate=self.learning_rate, **options),
         )
 
     def constraint(self) -> JacobianSymmetry:

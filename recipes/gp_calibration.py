@@ -90,7 +90,7 @@ class GpCalibration(Recipe):
             optimizer=optax.adam(self.learning_rate),
             data=data.arrays(points, batch=self.examples, shuffle=False),
             steps=self.steps,
-            **self.settings(**options),
+            **self.settings(learning_rate=self.learning_rate, **options),
         )
 
     def measure(self, model: Any) -> dict[str, float]:

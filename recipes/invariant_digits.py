@@ -75,6 +75,7 @@ class InvariantDigits(Recipe):
         """Builds the network, its constraint and the data."""
         train, test = digits(self.tests, seed=self.seed)
         steps = steps_of(epochs=self.epochs, examples=len(train["y"]), batch=self.batch)
+        rate = optax.cosine_decay_schedule(self.learning_rate, steps)
         return Trainer(
             model=LeNet(
                 size=8,
@@ -83,7 +84,7 @@ class InvariantDigits(Recipe):
                 rngs=nnx.Rngs(self.seed),
             ),
             loss=lambda model, batch: jnp.mean(cross_entropy(model, batch)),
-            optimizer=optax.adam(optax.cosine_decay_schedule(self.learning_rate, steps)),
+            optimizer=optax.adam(rate),
             data=data.arrays(train, batch=self.batch, seed=self.seed),
             steps=steps,
             constraints=[
@@ -102,7 +103,7 @@ class InvariantDigits(Recipe):
                 metrics={"error": is_wrong, "turned error": _wrong_when_turned},
                 every=max(steps // 5, 1),
             ),
-            **self.settings(**options),
+            **self.settings(learning_rate=rate, **options),
         )
 
 

@@ -106,10 +106,11 @@ class O3Inertia(Recipe):
         )
         epochs = round(self.epochs * self.longer)
         steps = steps_of(epochs=epochs, examples=self.examples, batch=self.batch)
+        rate = optax.cosine_decay_schedule(self.learning_rate, steps)
         return Trainer(
             model=MLP((4 * PARTICLES, *(self.width,) * 3, 9), rngs=nnx.Rngs(self.seed)),
             loss=lambda model, batch: jnp.mean((model(batch["x"]) - inertia(batch["x"])) ** 2),
-            optimizer=optax.adam(optax.cosine_decay_schedule(self.learning_rate, steps)),
+            optimizer=optax.adam(rate),
             data=data.arrays(train, batch=self.batch, seed=self.seed),
             steps=steps,
             constraints=[self.constraint()],
@@ -122,7 +123,7 @@ class O3Inertia(Recipe):
                 },
                 every=max(steps // 20, 1),
             ),
-            **self.settings(**options),
+            **self.settings(learning_rate=rate, **options),
         )
 
     @property

@@ -123,7 +123,7 @@ class PeriodicRegression(Recipe):
                 },
                 every=max(self.steps // 20, 1),
             ),
-            **self.settings(**options),
+            **self.settings(learning_rate=schedule, **options),
         )
 
     def draw(self, model: Any, path: pathlib.Path) -> None:

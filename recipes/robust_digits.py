@@ -79,12 +79,13 @@ class RobustDigits(Recipe):
         """Builds the network, its constraint and the data."""
         train, test = digits(self.tests, seed=self.seed)
         steps = steps_of(epochs=self.epochs, examples=len(train["y"]), batch=self.batch)
+        rate = optax.cosine_decay_schedule(self.learning_rate, steps)
         return Trainer(
             model=nnx.Sequential(
                 _flatten, MLP((64, self.width, self.width, 10), rngs=nnx.Rngs(self.seed))
             ),
             loss=self._loss,
-            optimizer=optax.adam(optax.cosine_decay_schedule(self.learning_rate, steps)),
+            optimizer=optax.adam(rate),
             data=data.arrays(train, batch=self.batch, seed=self.seed),
             steps=steps,
             constraints=[
@@ -107,7 +108,7 @@ class RobustDigits(Recipe):
                 },
                 every=max(steps // 4, 1),
             ),
-            **self.settings(**options),
+            **self.settings(learning_rate=rate, **options),
         )
 
     @property

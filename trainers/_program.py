@@ -19,6 +19,7 @@ from constrainx.errors import ArgumentError, ArgumentTypeError
 from constrainx.runtime import REMOVED, constraint_metric
 from constrainx.step import ConstrainedState, reports
 from constrainx.trainers._guard import find_not_finite, name_causes
+from constrainx.trainers._learning_rate import LearningRate, read_learning_rate
 from constrainx.trainers._state import Health, State, split_model, start_healthy
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
@@ -44,6 +45,7 @@ class Program:
         seed: of all randomness.
         on_nonfinite: whether a step that is not finite ends the run or is skipped.
         exempt: paths in the state that the guard does not look at, see `find_exempt`.
+        learning_rate: what the optimizer was made with, to log it; None if that is not known.
     """
 
     graph: nnx.GraphDef
@@ -59,6 +61,7 @@ class Program:
     seed: int
     on_nonfinite: OnNonFinite
     exempt: frozenset[str] = frozenset()
+    learning_rate: LearningRate | None = None
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -119,7 +122,10 @@ class Program:
         kept = jax.tree.map(
             lambda new, old: jnp.where(is_good, new, old).astype(old.dtype), new, state
         )
-        metrics = {"loss": loss, "update_norm": update_norm, **metrics, **_figures(found)}
+        norms = {"gradient_norm": _norm(gradients), "update_norm": update_norm}
+        rate = read_learning_rate(state, optimizer, self.learning_rate)
+        rates = {} if rate is None else {"learning_rate": rate}
+        metrics = {"loss": loss, **norms, **rates, **metrics, **_figures(found)}
         if self.constraints is not None:
             metrics[REMOVED] = constraints.removed
         # A step that is skipped counts. One that ends the run does not.

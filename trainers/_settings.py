@@ -14,6 +14,7 @@ from constrainx.data import Batches
 from constrainx.errors import check_choice
 from constrainx.runtime import Callback, Keep, check_path
 from constrainx.trainers._checks import check_batches, check_count
+from constrainx.trainers._learning_rate import LearningRate
 
 OnSaveError: TypeAlias = Literal["stop", "continue"]
 
@@ -120,12 +121,15 @@ class Logging:
         callbacks: called in addition to those that write the run folder and the bar.
         progress: whether to show a bar.
         title: the name of the run next to the bar.
+        learning_rate: the number or the schedule that the optimizer was made with, to log it. One
+            in `optax.inject_hyperparams` is found without.
     """
 
     every: int = 50
     callbacks: Sequence[Callback] = ()
     progress: bool = True
     title: str = ""
+    learning_rate: LearningRate | None = None
 
     def __post_init__(self) -> None:
         check_count("Logging(every=...)", self.every)

@@ -183,6 +183,7 @@ class Trainer:
             ema=self.ema,
             seed=self.seed,
             on_nonfinite=self.on_nonfinite,
+            learning_rate=self.logging.learning_rate,
         )
         start = program.initial(self.model)
         self._program = dataclasses.replace(program, exempt=find_exempt(start))
@@ -253,11 +254,6 @@ class Trainer:
             fast_dev_run: take two steps and evaluate one batch, without a folder, to see that it
                 runs.
         """
-        if self.step > self.steps:
-            raise ArgumentError(
-                f"`Trainer(steps={self.steps})` is less than the {self.step} steps that have been "
-                "taken already: ask for more, or restore an earlier checkpoint."
-            )
         folder = None if fast_dev_run else self._folder
         schedule = self._schedule(min(self.steps, self.step + 2) if fast_dev_run else self.steps)
         if self.on_nonfinite == "stop":

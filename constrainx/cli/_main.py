@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": "_verify.Verify",
     "doctor": "_doctor.Doctor",
     "report": "_report.Report",
+    "new": "_recipes.NewRecipe",
     "cp": "_recipes.CopyRecipe",
     "data": "_data.Data",
     "completion": "_completion.Completion",

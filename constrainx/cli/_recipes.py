@@ -1,10 +1,9 @@
-"""`constrainx list` and `constrainx cp`: which recipes there are, and a start for your own."""
+"""`constrainx list`, `new` and `cp`: which recipes there are, and a start for your own."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-import shutil
 import sys
 from typing import ClassVar
 
@@ -47,13 +46,39 @@ class CopyRecipe(PlainCommand):
 
     def execute(self) -> None:
         """Copies the file, unless there is one already."""
-        from constrainx.recipes import RecipeError, find
+        from constrainx.recipes import find
 
         source = pathlib.Path(sys.modules[find(self.recipe).__module__].__file__ or "")
-        if self.file.exists():
-            raise RecipeError(f"{self.file} exists already: choose another name.")
-        try:
-            shutil.copyfile(source, self.file)
-        except OSError as error:
-            raise RecipeError(f"{self.file} cannot be written: {error.strerror}.") from error
-        print_line(f"Wrote {self.file}. Train it: constrainx train {self.file}")
+        _write_new(self.file, source.read_text())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NewRecipe(PlainCommand):
+    """Write a small recipe with comments, to start your own from it: constrainx new my_recipe.py.
+
+    Attributes:
+        file: where to write it.
+    """
+
+    file: tyro.conf.Positional[pathlib.Path]
+
+    def execute(self) -> None:
+        """Writes the file, unless there is one already, with names made from its own."""
+        from constrainx.recipes import read_starter
+
+        _write_new(self.file, read_starter(self.file))
+
+
+def _write_new(file: pathlib.Path, text: str) -> None:
+    from constrainx.recipes import RecipeError
+
+    if file.suffix != ".py":
+        raise RecipeError(f"a recipe is a Python file: write {file.with_suffix('.py')}.")
+    try:
+        with file.open("x") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise RecipeError(f"{file} exists already: choose another name.") from None
+    except OSError as error:
+        raise RecipeError(f"{file} cannot be written: {error.strerror}.") from error
+    print_line(f"Wrote {file}. Train it: constrainx train {file}")

@@ -13,6 +13,7 @@ from constrainx.cli._arguments import find_value, list_flags, parse_with_fields,
 from constrainx.cli._command import Command, PlainCommand
 from constrainx.cli._console import print_metrics
 from constrainx.cli._launch import finish, launch, make_callbacks
+from constrainx.errors import ArgumentError
 
 WhichStep: TypeAlias = int | Literal["last", "best"]
 
@@ -70,6 +71,12 @@ class Resume(Command):
             # A run that was killed before its first checkpoint starts again.
             or_start = options.step == "last"
             trainer.restore(options.step, fallback=options.fallback, or_start=or_start)
+            if trainer.step > trainer.steps:
+                raise ArgumentError(
+                    f"{trainer.steps} steps are less than the {trainer.step} steps that have been "
+                    "taken already: ask for more, or continue from an earlier checkpoint with "
+                    "`--step`."
+                )
             finish(run, recipe, trainer.fit())
 
         launch(resume, distributed=options.distributed, run=run)

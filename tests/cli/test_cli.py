@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from constrainx.recipes import all_recipes
@@ -111,6 +112,33 @@ def test_a_copy_of_a_recipe_can_be_trained(constrainx, tmp_path):
     arguments = ("eval", "runs/my-inertia/plain-seed0", "--devices", 1)
     assert constrainx(*arguments)[0] == 1
     assert constrainx(*arguments, "--recipe", "mine.py")[0] == 0
+
+
+@pytest.mark.parametrize("file", ["sine_net.py", "2 Odd-things.py"])
+def test_a_new_recipe_can_be_trained(constrainx, tmp_path, file):
+    code, text = constrainx("new", file)
+    assert code == 0
+    assert f"constrainx train {file}" in text
+    assert constrainx("new", file)[0] == 1
+    code, text = constrainx("train", file, *SMOKE, "--run", "run")
+    assert code == 0, text
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert {"error", "violation/odd"} <= set(result["metrics"])
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    logged = [row for row in rows if row["kind"] == "train"]
+    # Of a cosine over 20 steps from 0.01: the means over steps 0 to 9 and 10 to 19.
+    rates = 0.005 * (1 + np.cos(np.pi * np.arange(20) / 20))
+    assert [row["learning_rate"] for row in logged] == pytest.approx(
+        [rates[:10].mean(), rates[10:].mean()], rel=1e-4
+    )
+    assert all(row["gradient_norm"] > 0 for row in logged)
+
+
+@pytest.mark.parametrize(("file", "message"), [("mine", "mine.py"), ("no/mine.py", "No such file")])
+def test_a_new_recipe_that_cannot_be_written_is_one_sentence(constrainx, file, message):
+    code, text = constrainx("new", file)
+    assert code == 1
+    assert message in text
 
 
 @pytest.mark.parametrize("method", all_recipes()["o3-inertia"].methods)

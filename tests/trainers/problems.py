@@ -82,6 +82,7 @@ GROUPS = {
     "log_every": ("logging", "every"),
     "callbacks": ("logging", "callbacks"),
     "progress": ("logging", "progress"),
+    "learning_rate": ("logging", "learning_rate"),
 }
 
 

@@ -456,3 +456,48 @@ def test_a_model_may_have_constraints_of_its_own():
     model = Net()
     model.constraints = "none of ours"
     assert trainer(model=model, constraints=[unit_hidden()]).constraint_names == ("unit-norm",)
+
+
+def halve(count):
+    return 0.5**count
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ({"optimizer": optax.inject_hyperparams(optax.sgd)(halve)}, [1.0, 0.5, 0.25]),
+        ({"optimizer": optax.inject_hyperparams(optax.sgd)(0.1)}, [0.1, 0.1, 0.1]),
+        ({"optimizer": optax.sgd(halve), "learning_rate": halve}, [1.0, 0.5, 0.25]),
+        ({"optimizer": optax.sgd(0.1), "learning_rate": 0.1}, [0.1, 0.1, 0.1]),
+        ({"optimizer": optax.sgd(0.1)}, [None, None, None]),
+    ],
+)
+def test_gradient_norm_and_learning_rate_are_logged(options, rates):
+    recorder = Recorder()
+    trained = counter(steps=3, log_every=1, callbacks=[recorder], **options)
+    trained.fit()
+    logged = recorder.logged.values()
+    assert [figures["gradient_norm"] for figures in logged] == [1.0, 1.0, 1.0]
+    assert [figures.get("learning_rate") for figures in logged] == pytest.approx(rates)
+    # The update of a gradient of one is the learning rate.
+    if None not in rates:
+        assert [figures["update_norm"] for figures in logged] == pytest.approx(rates)
+
+
+def test_the_learning_rate_of_a_schedule_waits_for_steps_that_were_skipped():
+    x = np.ones(8, np.float32)
+    x[2] = np.nan
+    recorder = Recorder()
+    trained = counter(
+        data=cx.data.arrays({"x": x}, batch=2, shuffle=False),
+        optimizer=optax.sgd(halve),
+        learning_rate=halve,
+        on_nonfinite="skip",
+        steps=4,
+        log_every=1,
+        callbacks=[recorder],
+    )
+    trained.fit()
+    taken = [figures for step, figures in recorder.logged.items() if step != 2]
+    assert [figures["learning_rate"] for figures in taken] == [1.0, 0.5, 0.25]
+    assert [figures["update_norm"] for figures in taken] == [1.0, 0.5, 0.25]
