@@ -124,7 +124,9 @@ class Comparison:
         folder = self._folder(method, seed)
         recipe = self.recipe.but(method=method, seed=seed)
         if not (folder / "config.json").exists():
-            return write_result(folder, recipe, build_trainer(recipe, run=folder).fit())
+            return write_result(
+                folder, recipe, build_trainer(recipe, run=folder).fit(on_signal="return")
+            )
         result = read_result(folder)
         stored = result.get("config", {}) if result else read_config(folder)
         if _drop_oversight(stored) != _drop_oversight(recipe.config):
@@ -138,7 +140,9 @@ class Comparison:
                 f"trains anew, because {changed} changed since; the old run is in {aside}. "
                 "`--reuse all` uses such runs as they are."
             )
-            return write_result(folder, recipe, build_trainer(recipe, run=folder).fit())
+            return write_result(
+                folder, recipe, build_trainer(recipe, run=folder).fit(on_signal="return")
+            )
         caveat = f", although {changed} changed since" if changed else ""
         if result is not None:
             say(f"reused the result of step {result['step']}{caveat}.")
@@ -146,7 +150,7 @@ class Comparison:
         say(f"continued{caveat}.")
         trainer = build_trainer(recipe, run=folder)
         trainer.restore(fallback=True, or_start=True)
-        return write_result(folder, recipe, trainer.fit())
+        return write_result(folder, recipe, trainer.fit(on_signal="return"))
 
     @property
     def _title(self) -> str:

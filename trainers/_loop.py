@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from constrainx.data import prefetch
 from constrainx.errors import UserError
 from constrainx.runtime import Callback, CheckpointError, Checkpoints, StopRequests
 from constrainx.step import contradictions
+from constrainx.trainers._batches import GiveUp, wait_for
 from constrainx.trainers._program import OnNonFinite, Totals
 from constrainx.trainers._settings import Monitor, OnSaveError
 from constrainx.trainers._state import Progress, State
@@ -26,10 +26,17 @@ from constrainx.trainers._watch import Watch
 
 # Steps that may wait for the device. It always has work, and memory for batches stays bounded.
 AHEAD = 8
+# Seconds without a batch after which an evaluation is given up once a signal has come, and after
+# which a process that has peers ends.
+PATIENCE, PATIENCE_WITH_PEERS = 5.0, 30.0
 
 
 class NonFiniteError(UserError, RuntimeError):
     """A step was not finite. The trainer keeps the state before it."""
+
+
+class StalledError(UserError, RuntimeError):
+    """A signal came while data had stalled, and nothing could be saved."""
 
 
 class Ending(enum.StrEnum):
@@ -90,7 +97,7 @@ class Loop:
         start_totals: Callable[[PyTree], Totals],
         causes: Sequence[str],
         watch: Watch,
-        evaluate: Callable[[], dict[str, float]] | None,
+        evaluate: Callable[[GiveUp], dict[str, float] | None] | None,
         listeners: Sequence[Callback],
         checkpoints: Checkpoints | None,
         about: Mapping[str, Any],
@@ -104,7 +111,7 @@ class Loop:
             start_totals: a batch on the devices ↦ the sums of all metrics, at zero.
             causes: what may turn out not to be finite, in the order of `Health.cause`.
             watch: looks at what is logged, for signs that the run goes wrong.
-            evaluate: measures the current state, or None.
+            evaluate: measures the current state, unless it gives up waiting for data; or None.
             listeners: the callbacks.
             checkpoints: where to save, or None.
             about: what else to store with each checkpoint.
@@ -119,6 +126,7 @@ class Loop:
         self._waited = 0.0
         self._noted = int(progress.state.health.skipped)
         self._contradicted = False
+        self._requests: StopRequests | None = None
 
     def tell(self, message: str) -> None:
         """Reports an event to every listener."""
@@ -140,6 +148,7 @@ class Loop:
         """
         progress, last = self._progress, self._schedule.last
         ending, signal = Ending.FINISHED, None
+        self._requests = requests
         with contextlib.closing(self._time(batches)) as timed:
             if self._step >= last:
                 self._evaluate(is_last=True)
@@ -185,16 +194,25 @@ class Loop:
                 if asked and not is_last:
                     ending, signal = Ending.ASKED_TO_STOP, asked
                     break
+            else:
+                if self._step < last:  # a signal came while there was no batch to take a step on
+                    ending, signal = Ending.ASKED_TO_STOP, requests.asked
+                    self._save(is_due=True)
         self._check_health()
         if self._checkpoints is not None:
             self._try_to_save(self._checkpoints.wait)
         return Outcome(ending, signal, self._evaluated)
 
     def _time(self, batches: Generator[PyTree, None, None]) -> Generator[PyTree, None, None]:
-        """Yields the same batches, and adds up the time spent waiting for them."""
+        """Yields the same batches, and adds up the time spent waiting for them.
+
+        Ends when a signal comes during the wait.
+        """
         try:
             while True:
                 start = time.perf_counter()
+                if not wait_for(batches, self._give_up_training):
+                    return
                 try:
                     rows = next(batches)
                 except StopIteration:
@@ -203,6 +221,30 @@ class Loop:
                 yield rows
         finally:
             batches.close()
+
+    def _give_up_training(self, seconds: float) -> bool:
+        """The state is that between two steps, and can be saved at once."""
+        return self._give_up(seconds, patience=0.0)
+
+    def _give_up_evaluation(self, seconds: float) -> bool:
+        """An evaluation decides about early stopping, and is worth a moment if batches come."""
+        return self._give_up(seconds, patience=PATIENCE)
+
+    def _give_up(self, seconds: float, *, patience: float) -> bool:
+        requests = self._requests
+        if requests is None or requests.asked is None:
+            return False
+        if requests.is_alone:
+            return seconds >= patience
+        if seconds < PATIENCE_WITH_PEERS:
+            return False
+        saved = self._checkpoints.latest if self._checkpoints else None
+        kept = "none was saved before" if saved is None else f"the last is of step {saved}"
+        raise StalledError(
+            f"asked to stop by {requests.asked}, but no batch has come for {seconds:.0f} s, and "
+            "without it this process cannot reach the step at which all would save. No checkpoint "
+            f"of step {self._step}; {kept}."
+        )
 
     def _read_totals(self, totals: Any, clock: float, steps: int) -> dict[str, float]:
         """Means since the last log. The host waits for the device here and nowhere else."""
@@ -253,7 +295,11 @@ class Loop:
         is_due = is_last or self._is_due(self._schedule.evaluate_every)
         if self._measure is None or not is_due:
             return False
-        self._evaluated, self._evaluated_at = self._measure(), self._step
+        found = self._measure(self._give_up_evaluation)
+        if found is None:
+            self.tell("the evaluation was given up: its data has stalled, and a signal came")
+            return False
+        self._evaluated, self._evaluated_at = found, self._step
         for listener in self._listeners:
             listener.on_evaluate(self._step, self._evaluated)
         monitor, progress = self._schedule.monitor, self._progress
@@ -305,8 +351,3 @@ class Loop:
                 raise
             return False
         return True
-
-
-def read_ahead(batches: Any, *, is_cheap: bool) -> Any:
-    """Prepares batches in a background thread, unless the thread would cost more than they do."""
-    return batches if is_cheap else prefetch(batches)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +18,7 @@ from constrainx.constraints import Composed
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError
 from constrainx.runtime import Sharding, violation_metric
+from constrainx.trainers._batches import GiveUp, read_ahead, wait_for
 
 Metric = Callable[[Any, Any], Float[Array, "examples ..."]]
 
@@ -48,9 +51,15 @@ class Measure:
         return (*self.metrics, *(violation_metric(member.name) for member in members))
 
     def __call__(
-        self, parameters: nnx.State, rest: nnx.State, data: Batches, *, limit: int | None = None
-    ) -> dict[str, float]:
-        """Means over the examples.
+        self,
+        parameters: nnx.State,
+        rest: nnx.State,
+        data: Batches,
+        *,
+        limit: int | None = None,
+        give_up: GiveUp = lambda _: False,
+    ) -> dict[str, float] | None:
+        """Means over the examples; None if it has given up.
 
         A violation is a figure of a whole batch, so a last, incomplete batch counts for the metrics
         alone.
@@ -60,17 +69,25 @@ class Measure:
             rest: the rest of its state.
             data: to measure on.
             limit: the largest number of batches to use.
+            give_up: the seconds that the next batch has not come ↦ whether to wait no longer.
         """
         batch = self._batch_size(data)
         rows = data.once(batch=batch, process=jax.process_index(), processes=jax.process_count())
         full = None if data.examples is None else data.examples // batch
         sums: list[tuple[dict, dict, bool]] = []
-        for number, local in enumerate(rows):
-            if limit is not None and number >= limit:
-                break
-            placed = self.sharding.place_batch(local)
-            measured = self._measure(parameters, rest, placed, number)  # type: ignore[attr-defined]
-            sums.append((*measured, full is None or number < full))
+        ahead = read_ahead(rows, is_cheap=data.is_cheap)
+        with contextlib.ExitStack() as stack:
+            if hasattr(ahead, "close"):
+                stack.callback(ahead.close)
+            for number in itertools.count() if limit is None else range(limit):
+                if not wait_for(ahead, give_up):
+                    return None
+                local = next(ahead, None)
+                if local is None:
+                    break
+                placed = self.sharding.place_batch(local)
+                measured = self._measure(parameters, rest, placed, number)  # type: ignore[attr-defined]
+                sums.append((*measured, full is None or number < full))
         return _means(jax.device_get(sums))
 
     def _batch_size(self, data: Batches) -> int:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +28,11 @@ from constrainx.runtime import (
     CheckpointError,
     Sharding,
     describe_resume,
+    end_program,
     listen_for_signals,
 )
 from constrainx.step import Method, MethodName, Point, Unconstrained, as_method, constrain
+from constrainx.trainers._batches import GiveUp, read_ahead
 from constrainx.trainers._checks import (
     check_batches,
     check_count,
@@ -40,7 +42,7 @@ from constrainx.trainers._checks import (
     check_split,
 )
 from constrainx.trainers._guard import find_exempt
-from constrainx.trainers._loop import Ending, Loop, Schedule, read_ahead
+from constrainx.trainers._loop import Ending, Loop, Schedule
 from constrainx.trainers._measure import Measure
 from constrainx.trainers._program import OnNonFinite, Precision, Program
 from constrainx.trainers._run import OpenRun, WhichStep, can_restore, open_run, restore_progress
@@ -56,6 +58,8 @@ from constrainx.trainers._settings import (
 )
 from constrainx.trainers._state import Progress, State, split_model, start_healthy
 from constrainx.trainers._watch import Watch
+
+OnSignal: TypeAlias = Literal["exit", "return"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +169,7 @@ class Trainer:
         self._evaluation = as_evaluation(self.evaluation)
         self._folder = as_run_folder(self.run)
         self._restored_from: pathlib.Path | None = None
+        self._result: Result | None = None
         composed = self._compose()
         method = as_method(self.method, argument="Trainer(method=...)")
         acting = None if isinstance(method, Unconstrained) else composed
@@ -245,15 +250,26 @@ class Trainer:
         model.eval()
         return model
 
-    def fit(self, *, fast_dev_run: bool = False) -> Result:
+    @property
+    def result(self) -> Result | None:
+        """How the last `fit` ended, even if a signal then ended the program; None before."""
+        return self._result
+
+    def fit(self, *, fast_dev_run: bool = False, on_signal: OnSignal = "exit") -> Result:
         """Trains up to ``steps``, from the start or from the checkpoint that `restore` has loaded.
 
-        SIGTERM and Ctrl-C make it save and return; a second Ctrl-C stops it at once.
+        SIGTERM and Ctrl-C make it save, and then end the program, so that a loop over seeds does
+        not go on with the next: Ctrl-C raises KeyboardInterrupt, and SIGTERM SystemExit, with exit
+        code 0 if the run has a folder to continue from, and 143 otherwise. Until then `result`
+        has what would have been returned. A second Ctrl-C stops at once and saves nothing.
 
         Args:
             fast_dev_run: take two steps and evaluate one batch, without a folder, to see that it
                 runs.
+            on_signal: "return" to return the result after a signal, whose `reason` is then "asked
+                to stop".
         """
+        check_choice("on_signal", on_signal, get_args(OnSignal), owner="fit")
         folder = None if fast_dev_run else self._folder
         schedule = self._schedule(min(self.steps, self.step + 2) if fast_dev_run else self.steps)
         if self.on_nonfinite == "stop":
@@ -293,7 +309,11 @@ class Trainer:
                     listener.on_end(self.step, reason)
         nnx.update(self.model, self.state.parameters, self.state.rest)
         seconds = self._progress.seconds
-        return Result(found.ending, self.step, found.metrics, self.trained, seconds, found.signal)
+        result = Result(found.ending, self.step, found.metrics, self.trained, seconds, found.signal)
+        self._result = result
+        if result.signal is not None and on_signal == "exit":
+            end_program(result.signal, is_saved=folder is not None)
+        return result
 
     def evaluate(
         self, data: Batches | None = None, *, limit: int | None = None
@@ -304,9 +324,16 @@ class Trainer:
             raise ArgumentError(
                 "`evaluate` needs data: pass it here or as `Trainer(evaluation=...)`."
             )
+        found = self._evaluate(data, limit=limit, give_up=lambda _: False)
+        assert found is not None
+        return found
+
+    def _evaluate(
+        self, data: Batches, *, limit: int | None, give_up: GiveUp
+    ) -> dict[str, float] | None:
         parameters = self._program.parameters_to_evaluate(self.state)
         with self._own_mesh():
-            return self._measure(parameters, self.state.rest, data, limit=limit)
+            return self._measure(parameters, self.state.rest, data, limit=limit, give_up=give_up)
 
     def certify(self, data: Batches | None = None, **options: Any) -> Certificate:
         """How well the constraints hold on held-out data, those of ``evaluation`` by default.
@@ -415,8 +442,13 @@ class Trainer:
             aside, changes = (opened.set_aside, opened.changes) if opened else ((), ())
             loop.tell(describe_resume(self.step, aside, changes))
 
-    def _evaluator(self, *, limit: int | None) -> Callable[[], dict[str, float]] | None:
-        return None if self._evaluation is None else lambda: self.evaluate(limit=limit)
+    def _evaluator(
+        self, *, limit: int | None
+    ) -> Callable[[GiveUp], dict[str, float] | None] | None:
+        if self._evaluation is None:
+            return None
+        data = self._evaluation.data
+        return lambda give_up: self._evaluate(data, limit=limit, give_up=give_up)
 
     def _example(self) -> PyTree:
         with contextlib.closing(self._batches(self.step)) as batches:

@@ -77,7 +77,7 @@ class Resume(Command):
                     "taken already: ask for more, or continue from an earlier checkpoint with "
                     "`--step`."
                 )
-            finish(run, recipe, trainer.fit())
+            finish(run, recipe, trainer.fit(on_signal="return"))
 
         launch(resume, distributed=options.distributed, run=run)
 

@@ -40,7 +40,7 @@ class Train(RecipeCommand):
 
             callbacks = make_callbacks(recipe, wandb=self.wandb)
             trainer = build_trainer(recipe, run=run, callbacks=callbacks)
-            result = trainer.fit(fast_dev_run=self.fast_dev_run)
+            result = trainer.fit(fast_dev_run=self.fast_dev_run, on_signal="return")
             if self.fast_dev_run:
                 print_metrics("two steps ran without an error", result.metrics)
             else:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 Item = TypeVar("Item")
+# Seconds between two looks at whether to go on waiting, and that `close` waits for the thread.
+LOOK_EVERY, CLOSE_WITHIN = 0.1, 2.0
 
 
 class _End(NamedTuple):
@@ -22,7 +25,6 @@ class Prefetched(Iterator[Item], Generic[Item]):
     """An iterator whose next items a thread has ready. Made by `prefetch`."""
 
     def __init__(self, iterator: Iterator[Item], *, size: int) -> None:
-        self._iterator = iterator
         self._queue: queue.Queue[Any] = queue.Queue(size)
         self._stop = threading.Event()
         self._ended = False
@@ -47,15 +49,31 @@ class Prefetched(Iterator[Item], Generic[Item]):
             raise item.error
         raise StopIteration
 
+    def wait(self, *, unless: Callable[[float], bool]) -> bool:
+        """Waits for the next item; returns whether it is there.
+
+        Args:
+            unless: is asked again and again, with the seconds waited so far, whether to give up.
+        """
+        start = time.monotonic()
+        while not self._ended and self._queue.empty():
+            if unless(time.monotonic() - start):
+                return False
+            with self._queue.not_empty:
+                if not self._queue.queue:
+                    self._queue.not_empty.wait(LOOK_EVERY)
+        return True
+
     def close(self) -> None:
-        """Ends the thread and closes the iterator. May be called twice."""
+        """Ends the thread, which closes the iterator. May be called twice.
+
+        A thread that is stuck in the iterator is left behind: it ends if the iterator ever returns.
+        """
         self._ended = True
         self._stop.set()
         _empty(self._queue)
-        self._thread.join()
+        self._thread.join(CLOSE_WITHIN)
         _empty(self._queue)
-        if hasattr(self._iterator, "close"):
-            self._iterator.close()
 
     def __del__(self) -> None:
         # Not there if `__init__` failed.
@@ -95,10 +113,13 @@ def _fill(iterator: Iterator[Any], ready: queue.Queue[Any], stop: threading.Even
         for item in iterator:
             _put(item, ready, stop)
             if stop.is_set():
-                return
+                break
     except BaseException as error:
         end = _End(error)
     _put(end, ready, stop)
+    # Here, because no other thread may do so while this one is in the iterator.
+    if hasattr(iterator, "close"):
+        iterator.close()
 
 
 def _put(item: Any, ready: queue.Queue[Any], stop: threading.Event) -> None:

@@ -20,6 +20,7 @@ from constrainx.runtime._metric_names import violation_metric as violation_metri
 from constrainx.runtime._orbax_files import check_path as check_path
 from constrainx.runtime._orbax_files import has_checkpoints as has_checkpoints
 from constrainx.runtime._preemption import StopRequests as StopRequests
+from constrainx.runtime._preemption import end_program as end_program
 from constrainx.runtime._preemption import listen_for_signals as listen_for_signals
 from constrainx.runtime._progress_bar import Bar as Bar
 from constrainx.runtime._run_folder import RunError as RunError

@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -30,6 +31,16 @@ class StopRequests:
             # JAX passes SIGTERM on to the other processes, which would wait for this one forever.
             os.kill(os.getpid(), signal.SIGTERM)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other process to agree with."""
+        return self._is_alone
+
+    @property
+    def asked(self) -> str | None:
+        """The signal that this process has received, if any."""
+        return self._asked
+
     def at(self, step: int) -> str | None:
         """The signal that stops the run at this step, the same on all processes, or None.
 
@@ -41,6 +52,18 @@ class StopRequests:
             return "SIGTERM" if multihost_utils.reached_preemption_sync_point(step) else None
         except RuntimeError:  # the user has switched JAX's preemption service off
             return None
+
+
+def end_program(name: str, *, is_saved: bool) -> NoReturn:
+    """Ends the program as a signal asks for, after the run has stopped in good order.
+
+    Args:
+        name: of the signal.
+        is_saved: whether the run can continue, so that nothing went wrong.
+    """
+    if name == "SIGINT":
+        raise KeyboardInterrupt
+    raise SystemExit(0 if is_saved else 128 + signal.Signals[name])
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ def main(spec, run, steps, action):
         )
         if action == "resume":
             made.restore()
-        result = made.fit()
+        result = made.fit(on_signal="return")
         outcome = {"losses": listener.values, "metrics": result.metrics}
         outcome |= {"reason": result.reason, "step": result.step}
         sys.stdout.write(json.dumps(outcome) + "\n")
