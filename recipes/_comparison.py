@@ -40,7 +40,7 @@ class Comparison:
 
     Attributes:
         recipe: what all runs have in common; its method and seed are replaced.
-        methods: names of its methods; those that the recipe wants compared if empty.
+        methods: names of its methods; those that the recipe lists for comparison if empty.
         seeds: how many, from 0 on.
         out: the folder for the runs, one folder each, and for the table.
         reuse: which runs in that folder to use again: those of "unchanged" code, or "all" of them,

@@ -162,7 +162,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
         Args:
             run: the folder of the run; None for none.
             config: what its config.json holds; that of the recipe by default.
-            callbacks: who listens.
+            callbacks: to call during the run, besides those that write its folder and show the bar.
             progress: whether to show a bar.
             learning_rate: what the optimizer was made with, to log it.
         """

@@ -111,7 +111,7 @@ class ConservativeScore(Recipe):
             steps=self.steps,
             constraints=[self.constraint()],
             method=self.constrained_by,
-            augment=NOISE.added,
+            augment=NOISE.add_to,
             evaluation=Evaluation(
                 data.arrays(_add_noise(test, rng), batch=min(1000, self.points)),
                 metrics={

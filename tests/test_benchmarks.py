@@ -5,7 +5,7 @@ import pytest
 from benchmarks import __main__ as benchmarks
 
 
-def test_quick(tmp_path, capsys):
+def test_a_benchmark_writes_its_table_figures_and_plot(tmp_path, capsys):
     benchmarks.main(["toy", "--quick", "--out", str(tmp_path)])
     assert "null space" in capsys.readouterr().out
     assert (tmp_path / "toy.md").read_text().startswith("# toy")

@@ -243,7 +243,7 @@ class Program:
 
 
 def takes_key(function: Callable[..., Any]) -> bool:
-    """Whether a loss wants a key for its own randomness."""
+    """Whether a loss takes a key for its own randomness."""
     try:
         return "key" in inspect.signature(function).parameters
     except (TypeError, ValueError):

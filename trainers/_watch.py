@@ -111,8 +111,8 @@ class Watch:
                 return (
                     f"the violation of {member.name!r} has stood still at {values[-1]:.3g}, far "
                     f"above its tolerance of {member.tolerance:g}, over {LOGS} logs in which the "
-                    f"loss grew from {losses[0]:.3g} to {losses[-1]:.3g}: the model pays for a "
-                    f"constraint that it does not come closer to. Try {self._advice}, or a smaller "
+                    f"loss grew from {losses[0]:.3g} to {losses[-1]:.3g}: the constraint costs "
+                    f"accuracy and comes no closer to being met. Try {self._advice}, or a smaller "
                     "learning rate"
                 )
         return None

@@ -32,7 +32,7 @@ class Noise:
         """σ(t)."""
         return self.smallest * (self.largest / self.smallest) ** t
 
-    def added(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
+    def add_to(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
         """The batch with a noise level, noise and a noisy point for each example."""
         level_key, noise_key = jax.random.split(key)
         x = batch["x"]

@@ -9,7 +9,7 @@ from flax import nnx
 from constrainx.constraints._constraint import Constraint
 from constrainx.errors import ArgumentTypeError
 
-# A name that nobody has for anything else: many models have `constraints` of their own.
+# Not `constraints`, which many models use for something else.
 ATTRIBUTE = "attached_constraints"
 Model = TypeVar("Model", bound=nnx.Module)
 Path: TypeAlias = tuple[Any, ...]

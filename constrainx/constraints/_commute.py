@@ -1,4 +1,4 @@
-"""Finding the place where a network stops to commute with a group."""
+"""Finding the place where a network stops commuting with a group."""
 
 from __future__ import annotations
 

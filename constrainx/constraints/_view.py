@@ -58,7 +58,7 @@ def reseed_streams(streams: PyTree, key: Array) -> PyTree:
 def check_current(
     model: nnx.Module, parameters: PyTree, *, owner: str, is_given: bool, fix: str
 ) -> None:
-    """Raises where the model's other state may be that of another time than the parameters'.
+    """Raises where the rest of the model's state may be older than the parameters.
 
     Inside of `jax.jit` and `nnx.jit` the parameters are those of now, but batch statistics and
     frozen weights of a model from outside are not. Outside, a model that does not hold the

@@ -224,7 +224,7 @@ def _with_fixed(parts: Sequence[Linearity], linear_in: Sequence[int]) -> Lineari
 
 
 def _unless_fixed(everything: Linearity) -> Linearity:
-    """Some function of operands: a constant of constants, and of others nobody knows."""
+    """A function that nothing is known about: constant if its operands are, else unknown."""
     if everything <= Linearity.CONSTANT:
         return Linearity.CONSTANT
     return (everything & Linearity.STEPS) | Linearity.UNKNOWN

@@ -1,4 +1,4 @@
-"""Errors for arguments that cannot work: what came, what was wanted, how to fix it."""
+"""Errors for arguments that cannot work: what was given, what is allowed, how to fix it."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def trace_members(point: Point) -> tuple[Traced, ...]:
 
 
 def place_rows(member: Member, traced: Traced) -> Placement:
-    """Where a constraint is projected if nobody says otherwise.
+    """Where a constraint is projected by default.
 
     Rows that depend on the parameters alone, or on points that stay the same, can be met exactly,
     and are projected twice. Rows that are drawn anew in each step can be met only at the points of

@@ -12,7 +12,7 @@ def find_live_inputs(closed: jex.ClosedJaxpr) -> tuple[bool, ...]:
     """For each input, whether any output may depend on it.
 
     Looks inside of functions that `jax.jit` and `jax.checkpoint` have wrapped, and of scans, loops
-    and conditions, which hand on much that nobody reads, such as the random streams of a model in
+    and conditions, which hand on much that is never read, such as the random streams of a model in
     evaluation mode. Any other equation whose result is needed counts as needing all of its inputs;
     a custom derivative may depend on what the value does not.
 

@@ -48,7 +48,7 @@ class NullSpace:
     Attributes:
         placement: overrides that of every constraint; None leaves the choice to them.
         metric: "optimizer" projects updates in the metric of an adaptive optimizer, the diagonal
-            1/√ν of Adam and its kin, instead of the Euclidean one. It implies "update", and is an
+            1/√ν of Adam and the like, instead of the Euclidean one. It implies "update", and is an
             error with an optimizer that does not keep ν for every parameter.
         solver: "auto", "gram", or a least-squares solver such as `LSMR(rtol=1e-4)`.
     """

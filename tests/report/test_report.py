@@ -388,7 +388,7 @@ def test_a_folder_that_does_not_exist_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_no_runs_is_refused(tmp_path):
+def test_a_report_of_no_runs_is_refused(tmp_path):
     with pytest.raises(report.ReportError, match="`runs` must name at least one run, got none"):
         report.write([], out=tmp_path)
 

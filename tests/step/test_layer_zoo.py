@@ -137,7 +137,7 @@ def test_several_examples_a_slice(x64, all_factored, name):
         "masked_weights",
     ],
 )
-def test_one_example_a_slice(all_factored, name):
+def test_rows_of_single_examples_match_their_gradients(all_factored, name):
     check(name, "float32", rows=4, examples=1)
 
 

@@ -231,7 +231,7 @@ def test_a_constraint_and_an_average_can_be_added_later(tmp_path):
     assert bool(second.state.constraints.reports["late"].active)
 
 
-def test_a_checkpoint_from_before_the_share_that_is_removed_was_kept(tmp_path, monkeypatch):
+def test_a_checkpoint_without_the_share_removed_still_restores(tmp_path, monkeypatch):
     def make(**options):
         return trainer(constraints=[unit_hidden()], run=tmp_path / "run", **options)
 

@@ -53,7 +53,7 @@ def test_kernel_density_is_a_mixture_of_gaussians():
 def test_the_true_score_minimises_the_denoising_loss():
     noise = matching.Noise()
     x = DEVIATION * jax.random.normal(jax.random.key(0), (20_000, 2))
-    batch = noise.added({"x": x}, jax.random.key(1))
+    batch = noise.add_to({"x": x}, jax.random.key(1))
     assert batch["sigma"].min() >= noise.smallest
     assert batch["sigma"].max() <= noise.largest
     losses = [

@@ -37,7 +37,7 @@ def test_a_run_that_goes_well_is_told_nothing():
     assert watch((loss, 0.5 * loss, 0.3) for loss in falling(200)) == []
 
 
-def test_noise_is_no_news():
+def test_noise_is_not_reported():
     noise = random.Random(0)
     logs = [(1 + 0.3 * noise.random(), 0.2 + 0.1 * noise.random(), 0.5) for _ in range(5000)]
     assert watch(logs) == []
