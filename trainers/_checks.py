@@ -29,6 +29,17 @@ def check_model(model: Any) -> None:
             )
 
 
+def check_real(model: nnx.Module, wrt: Any) -> None:
+    """Raises if what is trained is complex: steps and constraints are about real numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(model, wrt)):
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            raise ArgumentTypeError(
+                f"`Trainer(model=...)` has {leaf.dtype} parameters in "
+                f"{jax.tree_util.keystr(path)}: train their real and imaginary parts as two real "
+                "parameters, and put them together by `jax.lax.complex`."
+            )
+
+
 def check_batches(argument: str, value: Any) -> None:
     """Raises unless it comes from `constrainx.data`."""
     if not isinstance(value, Batches):

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints import Composed
 from constrainx.data import Batches
-from constrainx.errors import ArgumentError
+from constrainx.errors import ArgumentError, ArgumentTypeError
 from constrainx.runtime import Sharding, violation_metric
 from constrainx.trainers._batches import GiveUp, read_ahead, wait_for
 
@@ -126,6 +126,11 @@ def _per_example(name: str, values: PyTree, examples: int) -> Float[Array, " exa
             f"the metric {name!r} must return a figure for each of the {examples} examples of a "
             f"batch, so that the last batch can be filled up, got shape {shape}. Leave out the "
             "mean: `lambda model, batch: (model(batch['x']) - batch['y']) ** 2`."
+        )
+    if jnp.issubdtype(jnp.result_type(values), jnp.complexfloating):
+        raise ArgumentTypeError(
+            f"the metric {name!r} must return real figures, got {jnp.result_type(values)}: take "
+            "their absolute values."
         )
     return jnp.mean(jnp.asarray(values, jnp.float32).reshape(examples, -1), axis=1)
 

@@ -292,6 +292,17 @@ def _check_scalars(loss: Any, metrics: Any) -> None:
             f"`loss` must return one number, got an array of shape {jnp.shape(loss)}: take its "
             "mean."
         )
+    kind = jnp.result_type(loss)
+    if jnp.issubdtype(kind, jnp.complexfloating):
+        raise ArgumentTypeError(
+            f"`loss` must return a real number, got {kind}: take the squared absolute value of "
+            "what is complex, `jnp.abs(z) ** 2`, before the mean."
+        )
+    if not jnp.issubdtype(kind, jnp.floating):
+        raise ArgumentTypeError(
+            f"`loss` must return a floating-point number, got {kind}, which has no derivative: the "
+            "model would not change."
+        )
     if not isinstance(metrics, Mapping):
         raise ArgumentTypeError(
             "`loss` must return a number, or a number and a dictionary of metrics, got "
@@ -302,4 +313,9 @@ def _check_scalars(loss: Any, metrics: Any) -> None:
             raise ArgumentError(
                 f"the metric {name!r} that `loss` returns must be one number, got shape "
                 f"{jnp.shape(value)}."
+            )
+        if jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
+            raise ArgumentTypeError(
+                f"the metric {name!r} that `loss` returns must be real, got "
+                f"{jnp.result_type(value)}: take its absolute value."
             )

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from constrainx.checks import Certificate, Diagnosis, certify, diagnose_point
 from constrainx.constraints import Composed, Constraint, compose, constraints_of
-from constrainx.data import Batches
+from constrainx.data import Batches, check_integers
 from constrainx.errors import ArgumentError, check_choice
 from constrainx.runtime import (
     Bar,
@@ -39,6 +39,7 @@ from constrainx.trainers._checks import (
     check_decay,
     check_measured,
     check_model,
+    check_real,
     check_split,
 )
 from constrainx.trainers._guard import find_exempt
@@ -153,6 +154,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         check_model(self.model)
+        check_real(self.model, self.wrt)
         check_batches("Trainer(data=...)", self.data)
         check_choice("precision", self.precision, get_args(Precision), owner="Trainer")
         check_choice("on_nonfinite", self.on_nonfinite, get_args(OnNonFinite), owner="Trainer")
@@ -452,7 +454,9 @@ class Trainer:
 
     def _example(self) -> PyTree:
         with contextlib.closing(self._batches(self.step)) as batches:
-            return jax.tree.map(jnp.asarray, next(batches))
+            rows = next(batches)
+        check_integers(rows, of="the batches")
+        return jax.tree.map(jnp.asarray, rows)
 
     def _batches(self, step: int) -> Any:
         return self.data.from_step(step, process=jax.process_index(), processes=jax.process_count())

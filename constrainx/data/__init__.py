@@ -2,6 +2,7 @@
 
 from constrainx.data._arrays import arrays as arrays
 from constrainx.data._batches import Batches as Batches
+from constrainx.data._batches import check_integers as check_integers
 from constrainx.data._digits import digits as digits
 from constrainx.data._function import from_function as from_function
 from constrainx.data._images import jitter_images as jitter_images

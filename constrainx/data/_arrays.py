@@ -15,6 +15,7 @@ from constrainx.data._batches import (
     Batches,
     add_mask,
     check_batch,
+    check_integers,
     check_maskable,
     check_seed,
     check_step,
@@ -68,10 +69,13 @@ def arrays(
         raise ArgumentError(
             "the arrays must have at least one example, got 0 along the first axis."
         )
+    tree = jax.tree.map(np.asarray, tree)
+    if augment is None:
+        check_integers(tree, of="the arrays")
     return _Arrays(
         batch=batch,
         examples=examples,
-        tree=jax.tree.map(np.asarray, tree),
+        tree=tree,
         seed=seed,
         shuffle=shuffle,
         augment=augment,

@@ -145,3 +145,24 @@ def add_mask(tree: Any, real: np.ndarray) -> dict[str, Any]:
     """A copy of a batch with a mask of its real rows."""
     check_maskable(tree)
     return {**tree, MASK: real.astype(np.float32)}
+
+
+def check_integers(tree: PyTree, *, of: str) -> None:
+    """Raises if JAX would cut off the leading bits of an integer.
+
+    Without ``jax_enable_x64`` it keeps 32 of 64 bits, and 2⁴⁰ + 3 would silently become 3.
+    """
+    if jax.config.values["jax_enable_x64"]:
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if not isinstance(leaf, np.ndarray) or leaf.dtype not in (np.int64, np.uint64):
+            continue
+        kept = np.iinfo(np.int32 if leaf.dtype == np.int64 else np.uint32)
+        if leaf.size and not (kept.min <= leaf.min() and leaf.max() <= kept.max):
+            worst = leaf.min() if leaf.min() < kept.min else leaf.max()
+            raise ArgumentError(
+                f"{of} must fit into {kept.dtype}, the integers that JAX computes with, but "
+                f"{jax.tree_util.keystr(path) or 'the array'} is {leaf.dtype} and has {worst}, "
+                "whose leading bits would be lost. Number what it stands for from 0, pass it as "
+                "floating-point numbers, or call jax.config.update('jax_enable_x64', True) first."
+            )

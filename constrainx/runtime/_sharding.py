@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from constrainx.data import check_integers
 from constrainx.errors import ArgumentError
 
 # Gathering smaller arrays costs more than it saves: every device has a copy of them.
@@ -107,7 +108,11 @@ class Sharding:
         """Puts a batch on the devices; each process passes its own rows of it.
 
         On one device the rows are returned as they are, because `jax.jit` moves them faster.
+
+        Raises:
+            ArgumentError: an integer has more bits than JAX keeps.
         """
+        check_integers(rows, of="the batches")
         if self.mesh.size == 1:
             return rows
         return jax.tree.map(
