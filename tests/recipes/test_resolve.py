@@ -22,6 +22,11 @@ from constrainx.step import as_method
 METHODS = [(name, method) for name, recipe in all_recipes().items() for method in recipe.methods]
 # How the constraints of each method act. Those that are not listed have no constraints.
 ACTS = {
+    ("c4-fmnist", "kernels"): "nullspace",
+    ("c4-fmnist", "rows"): "nullspace",
+    ("c4-fmnist", "paper"): "nullspace",
+    ("c4-fmnist", "penalty"): "penalty",
+    ("c4-fmnist", "penalty-strong"): "penalty",
     ("conservative-score", "nullspace"): "nullspace",
     ("conservative-score", "paper"): "nullspace",
     ("invariant-digits", "nullspace"): "nullspace",
