@@ -16,5 +16,6 @@ from constrainx.data._prepare import PreparationError as PreparationError
 from constrainx.data._prepare import Prepared as Prepared
 from constrainx.data._prepare import list_prepared as list_prepared
 from constrainx.data._prepare import prepare as prepare
+from constrainx.data._source import DamagedDataError as DamagedDataError
 from constrainx.data._source import DataNotFoundError as DataNotFoundError
 from constrainx.data._tfds import tfds as tfds

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import re
 from typing import Any, NamedTuple
 
-from constrainx.data._source import data_directory, import_tensorflow_datasets
+from constrainx.data._source import (
+    data_directory,
+    describe_damage,
+    import_tensorflow_datasets,
+)
 from constrainx.errors import ArgumentError, UserError, did_you_mean
+
+log = logging.getLogger("constrainx")
 
 # Suggested first for an unknown name.
 _FAMILIAR = ("fashion_mnist", "mnist", "cifar10", "svhn_cropped")
@@ -52,6 +59,9 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepar
         builder = library.builder(name, data_dir=directory)
     except library.core.DatasetNotFoundError as error:
         raise ArgumentError(_explain_unknown(name, library)) from error
+    except Exception as error:
+        folder = os.path.join(directory, re.split(r"[/:]", name)[0])
+        raise PreparationError(describe_damage(name, folder, error)) from error
     try:
         builder.download_and_prepare(file_format="array_record")
     except ImportError as error:
@@ -79,6 +89,8 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepar
 def list_prepared(data_dir: str | os.PathLike[str] | None = None) -> list[Prepared]:
     """The data sets that are ready to be read, sorted by name.
 
+    One that cannot be read is left out, with a warning.
+
     Args:
         data_dir: where to look; by default the environment variable ``TFDS_DATA_DIR``, or else
             ``~/tensorflow_datasets``.
@@ -92,7 +104,13 @@ def list_prepared(data_dir: str | os.PathLike[str] | None = None) -> list[Prepar
         for info in directory.glob(pattern)
         if re.fullmatch(r"\d+\.\d+\.\d+", info.parent.name)
     ]
-    return sorted(_describe(library.builder_from_directory(path)) for path in found)
+    prepared = []
+    for path in found:
+        try:
+            prepared.append(_describe(library.builder_from_directory(path)))
+        except Exception as error:
+            log.warning("%s", describe_damage(path.relative_to(directory).parts[0], path, error))
+    return sorted(prepared)
 
 
 def _describe(builder: Any) -> Prepared:

@@ -66,6 +66,7 @@ def tfds(
 
     Raises:
         DataNotFoundError: if the data set has not been prepared.
+        DamagedDataError: if its files are incomplete. A damaged example is found when it is read.
     """
     check_batch(batch)
     check_seed(seed)

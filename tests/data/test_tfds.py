@@ -19,7 +19,7 @@ from PIL import Image
 from tensorflow_datasets.core import registered
 
 from constrainx import data
-from constrainx.errors import ArgumentError
+from constrainx.errors import ArgumentError, UserError
 
 EXAMPLES = 22
 
@@ -343,3 +343,45 @@ def test_examples_of_different_shapes_are_refused(data_dir):
 
     with pytest.raises(ArgumentError, match=r"same entries and shapes.*`transforms`"):
         take(numbers(data_dir, transforms=(cut,), buffer=0), 1)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def garble(path):
+    content = np.frombuffer(path.read_bytes(), np.uint8).copy()
+    written = np.flatnonzero(content)
+    middle = written[len(written) // 4 : len(written) // 2]
+    content[middle] ^= 0x55
+    path.write_bytes(content.tobytes())
+
+
+@pytest.mark.parametrize("damage", [cut, pathlib.Path.unlink, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("file", ["dataset_info.json", "features.json", "*train.array_record*"])
+def test_a_half_written_data_set_is_one_sentence(data_dir, tmp_path, file, damage):
+    shutil.copytree(data_dir, tmp_path / "data")
+    (path,) = (tmp_path / "data/numbers/1.2.0").glob(file)
+    damage(path)
+    with pytest.raises(UserError, match=r"Prepare it with|Delete that directory") as raised:
+        next(data.tfds("numbers", "train", batch=2, data_dir=tmp_path / "data").from_step(0))
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_damaged_record_is_one_sentence(data_dir, tmp_path):
+    shutil.copytree(data_dir, tmp_path / "data")
+    (path,) = (tmp_path / "data/numbers/1.2.0").glob("*train.array_record*")
+    garble(path)
+    batches = data.tfds("numbers", "train", batch=EXAMPLES, data_dir=tmp_path / "data")
+    for read in (lambda: next(batches.from_step(0)), lambda: list(batches.once(batch=EXAMPLES))):
+        with pytest.raises(data.DamagedDataError, match=r"example \d+ of 'train' cannot be read"):
+            read()
+
+
+def test_a_damaged_data_set_does_not_hide_the_others(data_dir, tmp_path, caplog):
+    for name in ("numbers", "others"):
+        shutil.copytree(data_dir / "numbers", tmp_path / name)
+    cut(tmp_path / "others/1.2.0/dataset_info.json")
+    with caplog.at_level("WARNING", logger="constrainx"):
+        assert [found.name for found in data.list_prepared(tmp_path)] == ["numbers"]
+    assert "'others'" in caplog.text
