@@ -6,7 +6,7 @@ import collections
 import math
 from collections.abc import Iterator, Mapping
 
-from constrainx.constraints import Composed, Member
+from constrainx.constraints import Composed, Member, Placement
 from constrainx.runtime import REMOVED, constraint_metric
 from constrainx.step import Method, NullSpace
 
@@ -15,6 +15,10 @@ MOST, IN_A_ROW = 0.9, 5
 # Warn if a violation stays FAR times above its tolerance and varies by no more than the share STILL
 # over this many LOGS, while the mean loss GROWS by this factor from their first half to the second.
 FAR, STILL, GROWS, LOGS = 10.0, 0.1, 1.2, 10
+# Updates that obey exactly bring a violation that can be removed below its tolerance in a few logs.
+# One that has not even fallen by this factor over LOGS is one that the model cannot remove.
+SLOW = 10.0
+EXACT = ("update", "twice")
 # Warn if a figure exceeds its smallest value so far by this factor, which is no longer noise.
 ORDERS = 1e3
 
@@ -25,7 +29,8 @@ class Watch:
     - Nearly all of the gradient is projected out, log after log. A run that has found the
       constrained optimum looks like that, too, but there the loss has fallen and the constraints
       are met, and nothing is said.
-    - A violation stands still far above its tolerance, while the loss grows.
+    - A violation stands still far above its tolerance, while the loss grows; where updates are made
+      to obey, a violation that falls slowly counts, too, as the network shrinks to reach it.
     - The loss or a violation is a thousand times its smallest value. Values of a violation below
       its tolerance count as the tolerance. A loss that has fallen by many orders of magnitude may
       rise again by some of them, up to where it began.
@@ -42,6 +47,8 @@ class Watch:
         """
         self._members = tuple(constraints or ())
         self._advice = _advise(method, self._members)
+        places = [_choose_placement(method, member) for member in self._members]
+        self._still = [SLOW if place in EXACT else 1 + STILL for place in places]
         self._told: set[str] = set()
         self._first: float | None = None
         self._smallest: dict[str, float] = {}
@@ -103,13 +110,15 @@ class Watch:
         grown = sum(now) / half - mean
         if not (min(now) > max(before) and grown > (GROWS - 1) * abs(mean)):
             return None
-        for member in self._members:
+        for member, still in zip(self._members, self._still, strict=True):
             values = list(self._violations[member.name])
             if len(values) < LOGS or not min(values) > FAR * member.tolerance:
                 continue
-            if max(values) <= (1 + STILL) * min(values):
+            if max(values) <= still * min(values):
+                moved = max(values) > (1 + STILL) * min(values)
+                stood = "is only down to" if moved else "has stood still at"
                 return (
-                    f"the violation of {member.name!r} has stood still at {values[-1]:.3g}, far "
+                    f"the violation of {member.name!r} {stood} {values[-1]:.3g}, far "
                     f"above its tolerance of {member.tolerance:g}, over {LOGS} logs in which the "
                     f"loss grew from {losses[0]:.3g} to {losses[-1]:.3g}: the constraint costs "
                     f"accuracy and comes no closer to being met. Try {self._advice}, or a smaller "
@@ -147,9 +156,16 @@ def _advise(method: Method, members: tuple[Member, ...]) -> str:
     """What to try where the constraints spoil a run."""
     if not isinstance(method, NullSpace):
         return "a smaller `weight`, a later `start`"
-    places = [method.placement or member.placement for member in members]
+    places = [_choose_placement(method, member) for member in members]
     elsewhere = "" if set(places) == {"gradient"} else '`placement="gradient"`, '
     return f"{elsewhere}a smaller `gamma`, a later `start`"
+
+
+def _choose_placement(method: Method, member: Member) -> Placement | None:
+    """Where a constraint is projected by the user's choice, or None if that was left open."""
+    if not isinstance(method, NullSpace):
+        return None
+    return "update" if method.metric == "optimizer" else method.placement or member.placement
 
 
 def _recent() -> collections.deque[float]:

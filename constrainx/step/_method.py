@@ -57,7 +57,8 @@ class Taken(NamedTuple):
         reports: how the constraints fared, by name.
         multipliers: what the method remembers from now on.
         removed: the share of the gradient's squared norm that was projected out before it went
-            into the optimizer; zero for a method that does no such thing.
+            into the optimizer, or of the update's if updates alone are projected; zero for a method
+            that does no such thing.
     """
 
     update: PyTree

@@ -37,13 +37,18 @@ class NullSpace:
     Where a constraint is projected is its own choice, see `Constraint`, unless ``placement`` says
     otherwise for all of them:
 
-    - "gradient": g ← g − J⁺(J g − γ c) goes into the optimizer, as in the paper. An optimizer that
-      scales by coordinate, such as Adam, leaves the null space again after it. The learning rate
-      multiplies γ, which may be any number of at least 0.
-    - "update": u ← u − J⁺(J u + γ c) comes out of the optimizer, and J u = −γ c holds exactly. Here
-      γ is at most 2, beyond which each step would overshoot by more than it corrects.
-    - "twice": g ← g − J⁺J g goes in, u ← u − J⁺(J u + γ c) comes out, with one Jacobian for both,
-      and γ is again at most 2.
+    - "gradient": g ← g − J⁺(J g − γ c) goes into the optimizer, as in the paper. It comes to rest
+      at the constrained optimum, but on the way an optimizer that scales by coordinate, such as
+      Adam, leaves the null space again. The learning rate multiplies γ, which may be any number of
+      at least 0.
+    - "update": u ← u − J⁺(J u + γ c) comes out of the optimizer, and J u = −γ c holds exactly. It
+      comes to rest where c = 0 and the optimizer's own update lies in the span of the rows. For
+      gradient descent, with or without momentum, that is the constrained optimum; for Adam and
+      others that scale by coordinate it is another point. Here γ is at most 2, beyond which each
+      step would overshoot by more than it corrects.
+    - "twice": g ← g − J⁺J g goes in, u ← u − J⁺(J u + γ c) comes out, with one Jacobian for both.
+      J u = −γ c holds exactly, it comes to rest at the constrained optimum for every optimizer that
+      scales by something positive, and γ is again at most 2.
 
     Attributes:
         placement: overrides that of every constraint; None leaves the choice to them.
@@ -144,6 +149,8 @@ class NullSpace:
             if self.metric == "optimizer":
                 metric = _find_diagonal(optimizer, point.parameters)
             found = correct_stage(update, point, layout, system, stage="update", metric=metric)
+            if not layout.has("gradient"):
+                removed = _measure_removed(update, found.vector)
             update = found.vector
             corrections["update"] = found
         reports = report_corrections(layout, corrections)

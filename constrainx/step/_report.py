@@ -43,8 +43,8 @@ class ConstraintState(NamedTuple):
         reports: how each constraint fared in the last one, by name.
         multipliers: what else the method remembers: the Lagrangian's multipliers by constraint, any
             pytree for a method of your own, empty for most.
-        removed: the share of the gradient's squared norm that the last step projected out, see
-            `NullSpace`; zero where gradients are not projected.
+        removed: the share of the gradient's squared norm that the last step projected out, or of
+            the update's where updates alone are projected; zero for a method that does not project.
     """
 
     step: Int[Array, ""]

@@ -92,6 +92,24 @@ def test_a_violation_that_stands_still_while_the_loss_grows():
     assert watch([(loss, 0.5, 0.5) for loss in growing], start=1000) == []
 
 
+# What a network logs that cannot meet its rows, which are drawn anew in each step, and shrinks.
+COLLAPSING = [
+    (7.71, 0.1095, 0.703), (7.22, 0.1113, 0.688), (7.35, 0.1093, 0.731), (7.52, 0.1035, 0.687),
+    (7.74, 0.0893, 0.678), (8.89, 0.0698, 0.722), (10.6, 0.0537, 0.763), (10.7, 0.0481, 0.824),
+    (9.82, 0.0514, 0.838), (9.65, 0.0497, 0.878), (11.0, 0.0436, 0.918), (11.9, 0.0362, 0.940),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("placement", ["twice", "update"])
+def test_a_violation_that_falls_slowly_where_updates_obey_exactly(placement):
+    (sentence,) = watch(COLLAPSING, method=cx.NullSpace(placement=placement))
+    assert "the violation of 'c' is only down to 0.0497" in sentence
+    assert "the loss grew from 7.71 to 9.65" in sentence
+    assert '`placement="gradient"`' in sentence
+    # In the gradient it may fall as slowly as the learning rate, at some cost.
+    assert watch(COLLAPSING, method=cx.NullSpace(placement="gradient")) == []
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_loss_that_grows_by_orders_of_magnitude(sign):
     losses = [sign * 3.0, sign * 2.0, 500.0, 2000.0, 1e7]
