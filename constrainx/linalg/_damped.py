@@ -60,31 +60,29 @@ def _tall(
     at: Solved, d_operator: LinearOperator, rhs: Vector, damp: Scalar, d_damp: Scalar | None
 ) -> Vector:
     q = d_operator.rmatvec(_residual(at, damp))
-    dx, _ = solve(at.spec, at.constants, rhs, damp)
     if d_damp is not None and at.spec.full_rank:
         q = _vector.axpy(-2 * damp * d_damp, at.x, q)
-    elif d_damp is not None:
-        # On its own: x is in the row space, and H⁻¹x is not of the order of 1/λ² as H⁻¹q may be.
-        h = solve_normal(at.spec, at.constants, at.x, damp)
-        dx = _vector.axpy(-2 * damp * d_damp, h, dx)
+    elif d_damp is not None:  # H⁻¹x = H⁻¹Aᵀy, not H⁻¹ of what rounding adds to x
+        y = solve_normal(at.spec.T, at.constants, at.b, damp)
+        rhs = _vector.axpy(-2 * damp * d_damp, _within(at, y), rhs)
+    dx, _ = solve(at.spec, at.constants, rhs, damp)
     return _vector.add(dx, solve_normal(at.spec, at.constants, q, damp))
 
 
 def _residual(at: Solved, damp: Scalar) -> Vector:
-    """The residual b − A x, to the solver's tolerance not of b but of r.
+    """The residual r = b − A x, to the solver's tolerance not of b but of r.
 
-    The difference is in error by A H⁻¹n, where n = Aᵀ(b − A x) − λ²x is zero at the minimiser. That
-    matters only if A does not have full rank, and r is small; else this solve has a right-hand side
-    of zero and ends at once.
+    Where r is small, the difference is mostly the solver's error, which matters if A does not have
+    full rank; then it is λ²y. Else those solves have a right-hand side of zero and end at once.
     """
     spec, operator = at.spec, at.spec.operator(at.constants)
     residual = _vector.subtract(at.b, operator.matvec(at.x))
     if spec.full_rank:
         return residual
-    n = _vector.axpy(-jnp.square(damp), at.x, operator.rmatvec(residual))
     small = _vector.norm(residual) < 0.1 * _vector.norm(at.b)
-    n = _vector.where(small, n, _vector.zeros_like(n))
-    return _vector.subtract(residual, solve(spec.T, at.constants, n, damp)[0])
+    b = _vector.where(small, at.b, _vector.zeros_like(at.b))
+    y = solve_normal(spec.T, at.constants, b, damp)
+    return _vector.where(small, _vector.scale(jnp.square(damp), y), residual)
 
 
 def _wide(
@@ -92,8 +90,6 @@ def _wide(
 ) -> Vector:
     spec = at.spec
     y = solve_normal(spec.T, at.constants, at.b, damp)
-    if not spec.full_rank:
-        y = _vector.axpy(jnp.square(_vector.reciprocal(damp)), _unresolved(at, y, damp), y)
     v = d_operator.rmatvec(y)
     rhs = _vector.subtract(rhs, spec.push(at.constants, v))
     if d_damp is not None:  # H⁻¹x = H⁻¹Aᵀy
@@ -110,26 +106,6 @@ def _within(at: Solved, y: Vector) -> Vector:
     return _vector.where(info.converged, within, y)
 
 
-def _unresolved(at: Solved, y: Vector, damp: Scalar) -> Vector:
-    """What r − λ²y is, as far as it is more than noise.
-
-    On the part of b outside of A's range, G is λ², and a solver whose tolerance or limit on the
-    condition number is above λ stops before it has seen it. What it leaves is then all of that
-    part, and λ²G⁻¹, which is the identity there, changes nothing about it. It takes away what is
-    only the error of r.
-    """
-    spec, operator = at.spec, at.spec.operator(at.constants)
-    residual = _vector.subtract(at.b, operator.matvec(at.x))
-    left = _vector.axpy(-jnp.square(damp), y, residual)
-    norm = _vector.norm(left)
-    rounding = 100 * jnp.finfo(norm.dtype).eps * _vector.norm(at.b)
-    left = _vector.where(norm > rounding, left, _vector.zeros_like(left))
-    filtered = _vector.subtract(left, operator.matvec(solve(spec, at.constants, left, damp)[0]))
-    # What is zero by this test may still begin to move: it keeps its derivative.
-    moving = _vector.subtract(filtered, jax.lax.stop_gradient(filtered))
-    return _vector.where(_vector.norm(filtered) > 0.5 * norm, filtered, moving)
-
-
 def solve_normal(spec: Spec, constants: Sequence[Array], q: Vector, damp: Scalar) -> Vector:
     """H⁻¹q = z/λ, with z from the minimum-norm solution (s, z) of Aᵀs + λz = q.
 
@@ -142,7 +118,30 @@ def solve_normal(spec: Spec, constants: Sequence[Array], q: Vector, damp: Scalar
         return _vector.axpy(jnp.square(damp), w, operator.rmatvec(operator.matvec(w)))
 
     def minimum_norm(_: object, q: Vector) -> Vector:
-        (_, z), _ = solve(spec.augmented.T, [*constants, damp], q)
-        return _vector.scale(_vector.reciprocal(damp), z)
+        (s, z), _ = solve(spec.augmented.T, [*constants, damp], q)
+        w = _vector.scale(_vector.reciprocal(damp), z)
+        if spec.full_rank:
+            return w
+        left = _vector.axpy(-damp, z, _vector.subtract(q, operator.rmatvec(s)))
+        unseen = _in_null_space(spec, constants, left, _vector.norm(q), damp)
+        return _vector.axpy(jnp.square(_vector.reciprocal(damp)), unseen, w)
 
     return jax.lax.custom_linear_solve(normal, q, minimum_norm, symmetric=True)
+
+
+def _in_null_space(
+    spec: Spec, constants: Sequence[Array], left: Vector, size: Scalar, damp: Scalar
+) -> Vector:
+    """What a solver has left of a right-hand side of this size, if A does not see it; else zero.
+
+    On A's null space H is λ², and a solver whose tolerance or limit on the condition number is
+    above λ stops before it has seen the part of q that lies there. What it leaves is then all of
+    that part, and λ²H⁻¹, which is the identity there, changes nothing about it. It takes away what
+    is only the solver's error.
+    """
+    norm = _vector.norm(left)
+    zero = _vector.zeros_like(left)
+    left = _vector.where(norm > 100 * jnp.finfo(norm.dtype).eps * size, left, zero)
+    s, _ = solve(spec.T, constants, left, damp)
+    filtered = _vector.subtract(left, spec.operator(constants).rmatvec(s))
+    return _vector.where(_vector.norm(filtered) > 0.5 * norm, filtered, zero)

@@ -51,8 +51,8 @@ def lstsq(
     The result has derivatives of all orders, in forward and reverse mode, with respect to ``args``,
     to arrays that ``matvec`` closes over, to ``b`` and to ``damp``. They are right also for an A
     without full rank, as long as its rank does not change. A gradient costs at most three further
-    solves, two with ``full_rank``, and no memory that grows with the iterations; one by ``damp``,
-    without ``full_rank``, a fourth.
+    solves, two with ``full_rank``, and no memory that grows with the iterations. With damping and
+    without ``full_rank`` it may take two more, and one by ``damp`` a few more.
 
     >>> import jax, jax.numpy as jnp, constrainx as cx
     >>> A = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])

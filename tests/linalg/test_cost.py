@@ -36,7 +36,7 @@ def count_solves(function, *args):
         ((3, 6), 0.0, False, 3),
         ((3, 6), 0.0, True, 2),
         ((4, 4), 0.0, True, 1),
-        ((6, 3), 0.5, False, 3),  # one of which ends at once unless r is small
+        ((6, 3), 0.5, False, 5),  # two of which end at once unless r is small
         ((6, 3), 0.5, True, 2),
         ((3, 6), 0.5, False, 3),
         ((3, 6), 0.5, True, 2),
