@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.linalg import _dense, _vector
 from constrainx.linalg._info import Info, Reason
 from constrainx.linalg._problem import LeastSquares
-from constrainx.linalg._vector import Vector
+from constrainx.linalg._vector import Scalar, Vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,12 +55,7 @@ class Cholesky:
         squared = jnp.sum(jnp.square(correction))
         if wide:  # the correction of x is Aᵀ times that of y
             squared = correction @ (gram @ correction) - damp_squared * squared
-        limit = _LARGEST_ERROR**2 * _vector.dot(x, x)
-        inaccurate = info.converged & ~(squared <= limit)
-        return x, info._replace(
-            converged=info.converged & ~inaccurate,
-            reason=jnp.where(inaccurate, Reason.CONDITION, info.reason),
-        )
+        return x, with_error(info, squared, x)
 
 
 # Of x, relative, beyond which it does not pass for solved.
@@ -72,6 +67,15 @@ def residuals(problem: LeastSquares, x: Vector) -> tuple[Vector, Vector]:
     residual = _vector.subtract(problem.b, problem.operator.matvec(x))
     normal = problem.operator.rmatvec(residual)
     return residual, _vector.axpy(-jnp.square(problem.damp), x, normal)
+
+
+def with_error(info: Info, squared: Scalar, x: Vector) -> Info:
+    """The same report, but not converged if the error of x, squared, is estimated to be large."""
+    inaccurate = info.converged & ~(squared <= _LARGEST_ERROR**2 * _vector.dot(x, x))
+    return info._replace(
+        converged=info.converged & ~inaccurate,
+        reason=jnp.where(inaccurate, Reason.CONDITION, info.reason),
+    )
 
 
 def direct_info(

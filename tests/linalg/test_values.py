@@ -191,6 +191,23 @@ def test_cholesky_reports_a_solution_that_is_far_off(x64, shape, dtype):
                 assert info.reason in (cx.Reason.CONDITION, cx.Reason.RANK)
 
 
+@pytest.mark.parametrize("shape", [(24, 12), (12, 24), (12, 12)])
+@pytest.mark.parametrize("rank", [8, 12])
+def test_qr_reports_a_damping_that_rounding_hides(shape, rank):
+    """Without full rank the error is about ε/λ²; with it, every damping is fine."""
+    A = dense.matrix(*shape, rank=rank).astype(np.float32)
+    b = np.random.default_rng(1).normal(size=shape[0]).astype(np.float32)
+    for damp in (1.0, 1e-2, 1e-4, 1e-5, 1e-6, 1e-8):
+        x, info = cx.lstsq(
+            lambda v, A: A @ v, jnp.asarray(b), jnp.asarray(A),
+            like=jnp.zeros(shape[1]), damp=jnp.float32(damp), solver=cx.QR(),
+        )  # fmt: skip
+        reference = dense.solve(A, b, damp, rcond=1e-5)
+        error = np.linalg.norm(x - reference) / np.linalg.norm(reference)
+        assert error < 0.03 or not info.converged, damp
+        assert info.converged or (rank == 8 and damp <= 1e-4), damp
+
+
 @pytest.mark.parametrize("solver", ITERATIVE + DIRECT, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("shape", [(3, 0), (0, 3)])
 @pytest.mark.parametrize("damp", [0.0, 0.5])
