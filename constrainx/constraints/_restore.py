@@ -55,8 +55,11 @@ def _find(module: nnx.Module, path: tuple[Any, ...]) -> Any:
 
 def _copy_settings(source: nnx.Module, target: nnx.Module) -> None:
     """Copies attributes that are no part of the state, such as flags, which may have changed."""
+    known = vars(target)
     for name, value in vars(source).items():
-        if not name.startswith("_pytree__") and not _has_state(vars(target).get(name)):
+        # What is new may hold arrays that were sown, which nobody reads.
+        is_setting = not _has_state(known.get(name, value))
+        if is_setting and not name.startswith("_pytree__"):
             setattr(target, name, value)
 
 
