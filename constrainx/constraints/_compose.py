@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints._attach import Attached, at_path, constraints_of
 from constrainx.constraints._constraint import Constraint, Placement
+from constrainx.constraints._explicit import replicate
 from constrainx.constraints._numbers import as_gamma
 from constrainx.constraints._restore import restore_variables
 from constrainx.constraints._view import check_current, flatten_state, list_paths, view_model
@@ -281,7 +282,8 @@ def cut_batch(batch: PyTree, key: Array, pieces: int) -> tuple[PyTree, Array]:
     """The batch cut into pieces, on a new first axis, and a key for each piece."""
 
     def split(leaf: Array) -> Array:
-        return leaf.reshape(pieces, leaf.shape[0] // pieces, *leaf.shape[1:])
+        # A mesh with explicit axes would have all that is mapped over sharded alike, keys as well.
+        return replicate(leaf).reshape(pieces, leaf.shape[0] // pieces, *leaf.shape[1:])
 
     return jax.tree.map(split, batch), jax.random.split(key, pieces)
 

@@ -204,7 +204,7 @@ def test_rows_that_would_not_fit_go_by_iterations(monkeypatch, caplog):
 
 
 class Tied(nnx.Module):
-    """One layer in two places, a normalisation, and noise that evaluation mode leaves on."""
+    """A layer in two places, a normalisation, noise that evaluation mode leaves on, and a trace."""
 
     def __init__(self):
         self.rngs = nnx.Rngs(0)
@@ -215,10 +215,12 @@ class Tied(nnx.Module):
         self.scale = 1.0
 
     def __call__(self, x):
+        self.sow(nnx.Intermediate, "seen", x)
         noise = jax.random.normal(self.rngs.noise(), (3,))
         return self.scale * self.again(self.norm(jnp.tanh(self.first(x)))) + self.offset + noise
 
 
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
 @pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["eager", "nnx.jit"])
 def test_a_module_is_whole_after_its_way_through_an_nnx_optimizer(wrap):
     """Which replaces variables by arrays, and makes two of a layer in two places."""
@@ -306,3 +308,27 @@ def test_parameters_of_something_else_are_named():
     params = {"weights": jnp.ones(3)}
     with pytest.raises(ValueError, match=r"have 'weights', which this Net does not have"):
         cx.compose(Even(), model=model)(params, {"x": X}, model=model)
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_a_loop_on_a_mesh_of_the_user_has_the_same_numbers(kind):
+    constraint, key = Even(reduce="norm"), jax.random.key(0)
+
+    def run(x):
+        model = Net()
+        tx = cx.constrain(optax.sgd(0.1), constraint, model=model)
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model, optimizer, x):
+            gradients = nnx.grad(lambda model: jnp.mean(model(x) ** 2))(model)
+            optimizer.update(model, gradients, batch={"x": x}, key=key, module=model)
+
+        model.dropout.deterministic = True
+        step(model, optimizer, x)
+        return np.asarray(model.hidden.kernel[...])
+
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(kind,), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        found = run(jax.device_put(X, jax.NamedSharding(mesh, jax.P("data"))))
+    np.testing.assert_allclose(found, run(X), atol=1e-6)

@@ -11,8 +11,8 @@ from flax import nnx
 from jaxtyping import Array, Bool
 
 from constrainx.constraints._attach import ATTRIBUTE
+from constrainx.constraints._explicit import replicate, shard_like
 from constrainx.constraints.masks._density import expected_density
-from constrainx.constraints.masks._explicit import replicate, shard_like
 from constrainx.constraints.masks._probability import (
     Masked,
     MaskProbability,
