@@ -20,4 +20,7 @@ from constrainx.recipes._resolve import SIZES as SIZES
 from constrainx.recipes._resolve import RecipeError as RecipeError
 from constrainx.recipes._result import was_asked_to_stop as was_asked_to_stop
 from constrainx.recipes._result import write_result as write_result
+from constrainx.recipes._soak import Endured as Endured
+from constrainx.recipes._soak import SoakError as SoakError
+from constrainx.recipes._soak import soak as soak
 from constrainx.recipes._tables import Results as Results

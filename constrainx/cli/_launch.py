@@ -44,6 +44,7 @@ def finish(run: pathlib.Path, recipe: Recipe, result: Result) -> None:
     import jax
 
     from constrainx.recipes import write_result
+    from constrainx.runtime import parse_violation_metric
 
     record = write_result(run, recipe, result)
     if jax.process_index() > 0:
@@ -54,6 +55,8 @@ def finish(run: pathlib.Path, recipe: Recipe, result: Result) -> None:
     title = f"{result.reason} at step {result.step}, {result.seconds:.0f} s"
     print_metrics(title, record["metrics"])
     print_line(f"Run: {run}   Plots: constrainx report {run}")
+    if any(parse_violation_metric(name) for name in record["metrics"]):
+        print_line(f"Do the constraints hold? constrainx certify {run}")
 
 
 def use_compilation_cache() -> None:

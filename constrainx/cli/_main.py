@@ -28,6 +28,7 @@ COMMANDS = {
     "certify": "_certify.Certify",
     "verify": "_verify.Verify",
     "doctor": "_doctor.Doctor",
+    "soak": "_soak.Soak",
     "report": "_report.Report",
     "new": "_recipes.NewRecipe",
     "cp": "_recipes.CopyRecipe",
