@@ -155,6 +155,12 @@ class Program:
         rngs = self.rngs if seed is None else reseed_streams(self.rngs, seed)
         return nnx.merge(self.graph, parameters, rngs, rest)
 
+    def loss_of(self, parameters: nnx.State, rest: nnx.State, batch: PyTree, key: Array) -> Array:
+        """The loss of one step, without what else comes with it."""
+        if self.augment is not None:
+            batch = self.augment(batch, key)
+        return self._loss(parameters, rest, batch, key)[0]
+
     def parameters_to_evaluate(self, state: State) -> nnx.State:
         """The moving average, if there is one, else the current parameters."""
         return state.parameters if self.ema is None else state.ema

@@ -44,6 +44,7 @@ from constrainx.trainers._checks import (
 )
 from constrainx.trainers._guard import find_exempt
 from constrainx.trainers._loop import Ending, Loop, Schedule
+from constrainx.trainers._masks_used import check_masks_used
 from constrainx.trainers._measure import Measure
 from constrainx.trainers._program import OnNonFinite, Precision, Program
 from constrainx.trainers._run import OpenRun, WhichStep, can_restore, open_run, restore_progress
@@ -406,7 +407,9 @@ class Trainer:
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
         """Traces one step with shapes only, which finds most mistakes; returns the new state."""
         with self._own_mesh():
-            return jax.eval_shape(self._program, self.state, {}, self._example())[0]
+            batch = self._example()
+            check_masks_used(self._program, self.state, batch)
+            return jax.eval_shape(self._program, self.state, {}, batch)[0]
 
     def lower(self) -> jax.stages.Lowered:
         """The step, ready to be compiled, for a look at its memory and collectives."""
@@ -463,6 +466,7 @@ class Trainer:
 
     def _start_totals(self, batch: PyTree) -> dict[str, jax.Array]:
         """Sums at zero."""
+        check_masks_used(self._program, self.state, batch)
         names = self._program.metric_names(self.state, batch)
         return jax.device_put({name: jnp.zeros(()) for name in names}, self.sharding.whole)
 

@@ -15,6 +15,7 @@ from constrainx.constraints.masks._add import add_masks as add_masks
 from constrainx.constraints.masks._add import kernels as kernels
 from constrainx.constraints.masks._density import expected_density as expected_density
 from constrainx.constraints.masks._density import realised_density as realised_density
+from constrainx.constraints.masks._optimizer import with_mask_rate as with_mask_rate
 from constrainx.constraints.masks._probability import Masked as Masked
 from constrainx.constraints.masks._probability import MaskProbability as MaskProbability
 from constrainx.constraints.masks._probability import has_masks as has_masks
