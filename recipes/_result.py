@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from constrainx.recipes._recipe import Recipe
+from constrainx.runtime import RunError, read_object, write_object
 from constrainx.trainers import Ending, Result
 
 
@@ -43,9 +44,13 @@ def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[s
     if jax.process_index() == 0:
         if is_done:
             recipe.draw(result.model, folder / "picture.png")
-        part = folder / "result.part"
-        part.write_text(json.dumps(record, indent=1) + "\n")
-        part.replace(folder / "result.json")
+        try:
+            write_object(folder / "result.json", record)
+        except OSError as error:
+            raise RunError(
+                f"{folder / 'result.json'} could not be written: {error.strerror}. The checkpoints "
+                f"are safe; make room and write it by `constrainx resume {folder}`."
+            ) from error
     return record if is_done else None
 
 
@@ -55,9 +60,7 @@ def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
     A file that a crash cut off counts as none: the run writes it again.
     """
     try:
-        record = json.loads((folder / "result.json").read_bytes())
+        record = read_object(folder / "result.json")
     except (FileNotFoundError, ValueError):
         return None
-    if not isinstance(record, dict) or record.get("reason") == Ending.ASKED_TO_STOP:
-        return None
-    return record
+    return None if record.get("reason") == Ending.ASKED_TO_STOP else record

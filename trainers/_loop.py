@@ -55,11 +55,15 @@ class Outcome:
         ending: why it ended.
         signal: what asked it to stop, such as "SIGTERM", or None.
         metrics: of the last evaluation.
+        saved: the step of the newest checkpoint, or None.
+        unsaved: the steps whose checkpoints could not be written.
     """
 
     ending: Ending
     signal: str | None
     metrics: dict[str, float]
+    saved: int | None
+    unsaved: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +131,7 @@ class Loop:
         self._noted = int(progress.state.health.skipped)
         self._contradicted = False
         self._requests: StopRequests | None = None
+        self._unsaved: set[int] = set()
 
     def tell(self, message: str) -> None:
         """Reports an event to every listener."""
@@ -152,7 +157,7 @@ class Loop:
         with contextlib.closing(self._time(batches)) as timed:
             if self._step >= last:
                 self._evaluate(is_last=True)
-                return Outcome(ending, signal, self._evaluated)
+                return self._conclude(ending, signal)
             totals: Any = None
             in_flight: collections.deque[jax.Array] = collections.deque()
             clock = time.perf_counter()
@@ -201,7 +206,11 @@ class Loop:
         self._check_health()
         if self._checkpoints is not None:
             self._try_to_save(self._checkpoints.wait)
-        return Outcome(ending, signal, self._evaluated)
+        return self._conclude(ending, signal)
+
+    def _conclude(self, ending: Ending, signal: str | None) -> Outcome:
+        saved = self._checkpoints.latest if self._checkpoints else None
+        return Outcome(ending, signal, self._evaluated, saved, tuple(sorted(self._unsaved)))
 
     def _time(self, batches: Generator[PyTree, None, None]) -> Generator[PyTree, None, None]:
         """Yields the same batches, and adds up the time spent waiting for them.
@@ -346,6 +355,8 @@ class Loop:
         try:
             save()
         except CheckpointError as error:
+            if error.step is not None:
+                self._unsaved.add(error.step)
             self.tell(str(error))
             if self._schedule.on_save_error == "stop":
                 raise

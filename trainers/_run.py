@@ -15,6 +15,7 @@ from constrainx.runtime import (
     CheckpointError,
     Checkpoints,
     JsonLines,
+    Restored,
     StoredCheckpoints,
     TensorBoard,
     has_checkpoints,
@@ -83,8 +84,15 @@ def can_restore(folder: RunFolder) -> bool:
 
 
 def restore_progress(
-    folder: RunFolder, monitor: Monitor | None, step: WhichStep, like: State, *, fallback: bool
-) -> Progress:
+    folder: RunFolder,
+    monitor: Monitor | None,
+    step: WhichStep,
+    like: State,
+    *,
+    fallback: bool,
+    strict: bool,
+    keep_hyperparameters: bool,
+) -> tuple[Progress, Restored]:
     """Reads a checkpoint.
 
     Args:
@@ -93,6 +101,11 @@ def restore_progress(
         step: which one.
         like: a state of the same structure, on the devices that the arrays go to.
         fallback: whether to try earlier checkpoints if this one is damaged.
+        strict: whether all arrays must match.
+        keep_hyperparameters: whether constants of `optax.inject_hyperparams` stay as they are.
+
+    Returns:
+        The progress, and all that was read.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it belongs to another model.
@@ -105,16 +118,19 @@ def restore_progress(
         wanted = checkpoints.find(step)
         earlier = [saved for saved in reversed(checkpoints.steps) if saved < wanted]
         candidates = [wanted, *(earlier if fallback else [])]
-        found = checkpoints.restore_first_readable(candidates, like)
+        found = checkpoints.restore_first_readable(
+            candidates, like, strict=strict, keep_hyperparameters=keep_hyperparameters
+        )
     finally:
         checkpoints.close()
     about = found.about
-    return Progress(
+    progress = Progress(
         state=found.state,
         best=about.get("best"),
         without_best=about.get("without_best", 0),
         seconds=about.get("seconds", 0.0),
     )
+    return progress, found
 
 
 def _monitored(monitor: Monitor | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
@@ -26,10 +27,13 @@ from constrainx.runtime import (
     Bar,
     Callback,
     CheckpointError,
+    Restored,
+    RunError,
     Sharding,
     describe_resume,
     end_program,
     listen_for_signals,
+    read_config,
 )
 from constrainx.step import Method, MethodName, Point, Unconstrained, as_method, constrain
 from constrainx.trainers._batches import GiveUp, read_ahead
@@ -47,6 +51,7 @@ from constrainx.trainers._loop import Ending, Loop, Schedule
 from constrainx.trainers._masks_used import check_masks_used
 from constrainx.trainers._measure import Measure
 from constrainx.trainers._program import OnNonFinite, Precision, Program
+from constrainx.trainers._recorded import describe_constraints, find_differences
 from constrainx.trainers._run import OpenRun, WhichStep, can_restore, open_run, restore_progress
 from constrainx.trainers._settings import (
     Devices,
@@ -62,6 +67,7 @@ from constrainx.trainers._state import Progress, State, split_model, start_healt
 from constrainx.trainers._watch import Watch
 
 OnSignal: TypeAlias = Literal["exit", "return"]
+log = logging.getLogger("constrainx")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +82,8 @@ class Result:
         seconds: spent in steps, including those before a `restore`, without compilation and
             evaluation.
         signal: what asked it to stop, such as "SIGTERM"; None if nothing did.
+        saved: the step of the newest checkpoint; None if there is none.
+        unsaved: the steps whose checkpoints could not be written.
     """
 
     reason: Ending
@@ -84,6 +92,8 @@ class Result:
     model: Any = dataclasses.field(repr=False)
     seconds: float
     signal: str | None = None
+    saved: int | None = None
+    unsaved: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -107,8 +117,8 @@ class Trainer:
     finished [[3.]]
 
     Attributes:
-        model: an NNX module, possibly with attached constraints. It is left alone until `fit` ends,
-            and then holds the trained parameters.
+        model: an NNX module, possibly with attached constraints. It is left alone until `restore`
+            or the end of `fit`, and then holds the parameters that were loaded or trained.
         loss: (model, batch) ↦ a number, or a number and a dictionary of metrics. If it has an
             argument ``key``, that is a new random key in each step. The model is in training mode,
             and its own random streams are seeded anew in each step.
@@ -173,6 +183,8 @@ class Trainer:
         self._folder = as_run_folder(self.run)
         self._restored_from: pathlib.Path | None = None
         self._result: Result | None = None
+        self._notes: list[str] = []
+        self._refused: list[str] = []
         composed = self._compose()
         method = as_method(self.method, argument="Trainer(method=...)")
         acting = None if isinstance(method, Unconstrained) else composed
@@ -297,6 +309,10 @@ class Trainer:
                 checkpoints=opened.checkpoints if opened else None,
                 about={
                     "config": self.config,
+                    "settings": self._settings,
+                    "monitor": None
+                    if self._monitor is None
+                    else {"metric": self._monitor.metric, "mode": self._monitor.mode},
                     "devices": self.sharding.mesh.size,
                     "processes": jax.process_count(),
                 },
@@ -312,10 +328,18 @@ class Trainer:
                     listener.on_end(self.step, reason)
         nnx.update(self.model, self.state.parameters, self.state.rest)
         seconds = self._progress.seconds
-        result = Result(found.ending, self.step, found.metrics, self.trained, seconds, found.signal)
-        self._result = result
+        self._result = result = Result(
+            found.ending,
+            self.step,
+            found.metrics,
+            self.trained,
+            seconds,
+            found.signal,
+            found.saved,
+            found.unsaved,
+        )
         if result.signal is not None and on_signal == "exit":
-            end_program(result.signal, is_saved=folder is not None)
+            end_program(result.signal, is_saved=folder is not None and found.saved == self.step)
         return result
 
     def evaluate(
@@ -379,14 +403,23 @@ class Trainer:
         run: pathlib.Path | str | None = None,
         fallback: bool = False,
         or_start: bool = False,
+        strict: bool = True,
+        keep_hyperparameters: bool = False,
     ) -> int:
-        """Loads the state of a checkpoint, and returns its step.
+        """Loads the state of a checkpoint, also into ``model``, and returns its step.
+
+        What was not restored, and which settings differ from those that were recorded, is logged.
 
         Args:
             step: which one; by default the newest.
             run: the folder of the run; by default this trainer's.
             fallback: whether to try earlier checkpoints if this one is damaged.
             or_start: whether to start from the beginning if there is no checkpoint yet.
+            strict: whether to refuse a checkpoint whose arrays have other names, shapes or dtypes,
+                and to refuse to continue a run with other settings than it had. Otherwise those
+                arrays that match are restored.
+            keep_hyperparameters: whether constants of `optax.inject_hyperparams`, such as a
+                learning rate, stay those of this trainer instead of those of the checkpoint.
 
         Raises:
             CheckpointError: there is none, it is damaged, or it belongs to another model.
@@ -398,11 +431,33 @@ class Trainer:
                 "`Trainer(run=...)`."
             )
         if can_restore(folder) or not or_start:
-            self._progress = restore_progress(
-                folder, self._monitor, step, self.state, fallback=fallback
+            self._progress, found = restore_progress(
+                folder,
+                self._monitor,
+                step,
+                self.state,
+                fallback=fallback,
+                strict=strict,
+                keep_hyperparameters=keep_hyperparameters,
             )
+            self._note_differences(found, folder, strict=strict)
+            # Copies, because the state is donated to the next step.
+            copies = jax.tree.map(jnp.copy, (self.state.parameters, self.state.rest))
+            nnx.update(self.model, *copies)
         self._restored_from = pathlib.Path(folder.path)
         return self.step
+
+    def _note_differences(self, found: Restored, folder: RunFolder, *, strict: bool) -> None:
+        """Says what was not restored, and what differs from what was recorded."""
+        config = find_differences(found.about.get("config"), self.config, without=folder.may_change)
+        others = find_differences(found.about.get("settings"), self._settings)
+        differing = [*config, *(one for one in others if one not in config)]
+        self._refused = config if strict else []
+        self._notes = list(found.notes)
+        if differing:
+            self._notes.append(f"saved with other settings: {', '.join(differing)}")
+        for note in self._notes:
+            log.info("step %d of %s: %s", self.step, folder.path, note)
 
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
         """Traces one step with shapes only, which finds most mistakes; returns the new state."""
@@ -434,6 +489,12 @@ class Trainer:
             return contextlib.nullcontext()
         before, path = self._restored_from, pathlib.Path(folder.path)
         is_same = before is not None and before.absolute() == path.absolute()
+        if is_same and self._refused and self._config_agrees(path):
+            raise RunError(
+                f"the checkpoint of step {self.step} in {path} was saved with other settings than "
+                f"config.json has now: {'; '.join(self._refused)}. Put them back, or continue with "
+                "the new ones: `restore(strict=False)`, on the command line `--no-strict`."
+            )
         return open_run(folder, self._monitor, resume_from=self.step if is_same else None)
 
     def _announce(self, loop: Loop, listeners: Sequence[Callback], opened: OpenRun | None) -> None:
@@ -445,7 +506,7 @@ class Trainer:
             listener.on_start(self, self.step)
         if self._restored_from is not None:
             aside, changes = (opened.set_aside, opened.changes) if opened else ((), ())
-            loop.tell(describe_resume(self.step, aside, changes))
+            loop.tell("; ".join([describe_resume(self.step, aside, changes), *self._notes]))
 
     def _evaluator(
         self, *, limit: int | None
@@ -469,6 +530,26 @@ class Trainer:
         check_masks_used(self._program, self.state, batch)
         names = self._program.metric_names(self.state, batch)
         return jax.device_put({name: jnp.zeros(()) for name in names}, self.sharding.whole)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What a checkpoint records of the settings that change its numbers."""
+        return {
+            "seed": self.seed,
+            "batch": self.data.batch,
+            "accumulate": self.accumulate,
+            "precision": self.precision,
+            "ema": self.ema,
+            "method": type(as_method(self.method)).__name__,
+            "gamma": describe_constraints(self._program.constraints),
+        }
+
+    def _config_agrees(self, folder: pathlib.Path) -> bool:
+        """Whether config.json is that of this trainer, or gone; if not, opening the run says so."""
+        if not (folder / "config.json").exists():
+            return True
+        may_change = (*(self._folder.may_change if self._folder else ()), "changes")
+        return not find_differences(read_config(folder), self.config, without=may_change)
 
     @property
     def _monitor(self) -> Monitor | None:

@@ -40,7 +40,10 @@ def make_callbacks(recipe: Recipe, *, wandb: bool) -> list[Any]:
 
 
 def finish(run: pathlib.Path, recipe: Recipe, result: Result) -> None:
-    """Writes the result of a run to its folder, and prints it."""
+    """Writes the result of a run to its folder, and prints it.
+
+    Exits with code 1 if a checkpoint could not be written, although the run went on.
+    """
     import jax
 
     from constrainx.recipes import write_result
@@ -50,13 +53,34 @@ def finish(run: pathlib.Path, recipe: Recipe, result: Result) -> None:
     if jax.process_index() > 0:
         return
     if record is None:
-        print_line(f"Saved at step {result.step}. To continue: constrainx resume {run}")
+        is_saved = result.saved == result.step
+        what = "Saved" if is_saved else f"Stopped at step {result.step}. Saved"
+        where = (
+            f"{what} at step {result.saved}." if result.saved is not None else "Nothing is saved."
+        )
+        print_line(f"{where} To continue: constrainx resume {run}")
+    else:
+        title = f"{result.reason} at step {result.step}, {result.seconds:.0f} s"
+        print_metrics(title, record["metrics"])
+        print_line(f"Run: {run}   Plots: constrainx report {run}")
+        if any(parse_violation_metric(name) for name in record["metrics"]):
+            print_line(f"Do the constraints hold? constrainx certify {run}")
+    tell_unsaved(run, result)
+
+
+def tell_unsaved(run: pathlib.Path, result: Result) -> None:
+    """Raises if checkpoints could not be written, although the run went on."""
+    from constrainx.runtime import CheckpointError
+
+    if not result.unsaved:
         return
-    title = f"{result.reason} at step {result.step}, {result.seconds:.0f} s"
-    print_metrics(title, record["metrics"])
-    print_line(f"Run: {run}   Plots: constrainx report {run}")
-    if any(parse_violation_metric(name) for name in record["metrics"]):
-        print_line(f"Do the constraints hold? constrainx certify {run}")
+    steps = ", ".join(map(str, result.unsaved))
+    newest = (
+        "there is no other" if result.saved is None else f"the newest is of step {result.saved}"
+    )
+    raise CheckpointError(
+        f"{run}: the checkpoints of steps {steps} could not be written; {newest}."
+    )
 
 
 def use_compilation_cache() -> None:

@@ -25,6 +25,8 @@ class Resume(Command):
     Attributes:
         step: the checkpoint to continue from.
         fallback: if that checkpoint is damaged, whether to take an earlier one.
+        strict: whether to refuse a checkpoint that was saved with other settings or of another
+            model, instead of taking what matches.
         recipe: the file of the run's recipe, if it is your own: its code is executed.
         distributed: "auto", or HOST:PORT,PROCESSES,INDEX, to join other processes.
         wandb: whether to send metrics to Weights & Biases.
@@ -32,6 +34,7 @@ class Resume(Command):
 
     step: WhichStep = "last"
     fallback: bool = False
+    strict: bool = True
     recipe: pathlib.Path | None = None
     distributed: str | None = None
     wandb: bool = False
@@ -70,7 +73,12 @@ class Resume(Command):
             trainer = build_trainer(recipe, run=run, callbacks=callbacks)
             # A run that was killed before its first checkpoint starts again.
             or_start = options.step == "last"
-            trainer.restore(options.step, fallback=options.fallback, or_start=or_start)
+            trainer.restore(
+                options.step,
+                fallback=options.fallback,
+                or_start=or_start,
+                strict=options.strict,
+            )
             if trainer.step > trainer.steps:
                 raise ArgumentError(
                     f"{trainer.steps} steps are less than the {trainer.step} steps that have been "

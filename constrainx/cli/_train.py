@@ -20,12 +20,15 @@ class Train(RecipeCommand):
 
     Attributes:
         run: the folder of the run; runs/RECIPE/METHOD-seedSEED if left out.
+        resume_if_possible: if the folder holds this run already, whether to continue it, from its
+            newest good checkpoint or, if it has none yet, from the start.
         distributed: "auto", or HOST:PORT,PROCESSES,INDEX, to join other processes.
         fast_dev_run: take two steps, evaluate one batch, and write nothing.
         wandb: whether to send metrics to Weights & Biases.
     """
 
     run: pathlib.Path | None = None
+    resume_if_possible: bool = False
     distributed: str | None = None
     fast_dev_run: bool = False
     wandb: bool = False
@@ -40,6 +43,8 @@ class Train(RecipeCommand):
 
             callbacks = make_callbacks(recipe, wandb=self.wandb)
             trainer = build_trainer(recipe, run=run, callbacks=callbacks)
+            if self.resume_if_possible and (run / "config.json").exists():
+                trainer.restore(fallback=True, or_start=True)
             result = trainer.fit(fast_dev_run=self.fast_dev_run, on_signal="return")
             if self.fast_dev_run:
                 print_metrics("two steps ran without an error", result.metrics)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from constrainx.errors import UserError
-from constrainx.runtime import is_resume
+from constrainx.runtime import is_resume, read_object
 
 Row = dict[str, Any]
 
@@ -120,14 +120,14 @@ def _find_run_near(folder: pathlib.Path) -> pathlib.Path | None:
 def _read_rows(path: pathlib.Path) -> Iterable[Row]:
     # Bytes, because a crash may cut a character in two.
     lines = [
-        (number, line)
+        (number, line.strip(b"\0 \t\r"))  # a power cut may leave zeros behind
         for number, line in enumerate(path.read_bytes().split(b"\n"), start=1)
-        if line.strip()
+        if line.strip(b"\0 \t\r")
     ]
     for number, line in lines:
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == lines[-1][0]:
                 return
             raise ReportError(
@@ -148,16 +148,9 @@ def _read_object(path: pathlib.Path) -> Row:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_bytes())
+        return read_object(path)
     except ValueError as error:
-        raise ReportError(
-            f"{path} must be a JSON object, and is not JSON: {error}. Repair or remove it."
-        ) from error
-    if not isinstance(content, dict):
-        raise ReportError(
-            f"{path} must be a JSON object, got {json.dumps(content)[:80]}. Repair or remove it."
-        )
-    return content
+        raise ReportError(f"{path} is damaged: {error}. Repair or remove it.") from error
 
 
 def replace_unprintable(text: str) -> str:

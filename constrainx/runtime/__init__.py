@@ -29,6 +29,7 @@ from constrainx.runtime._run_folder import lock_run_folder as lock_run_folder
 from constrainx.runtime._run_folder import prepare_run_folder as prepare_run_folder
 from constrainx.runtime._run_folder import read_config as read_config
 from constrainx.runtime._sharding import Sharding as Sharding
+from constrainx.runtime._stored import Restored as Restored
 from constrainx.runtime._stored import StoredCheckpoints as StoredCheckpoints
 from constrainx.runtime._structure import by_path as by_path
 from constrainx.runtime._tensorboard import TensorBoard as TensorBoard

@@ -137,7 +137,9 @@ class Checkpoints(StoredCheckpoints):
         if jax.process_index() == 0:
             for part in self.folder.glob(f"{self._begun}.orbax-checkpoint-tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
-        return CheckpointError(
+        failure = CheckpointError(
             f"the checkpoint of step {self._begun} could not be written to {self.folder}: "
             f"{describe_error(error)}. Older checkpoints are intact."
         )
+        failure.step = self._begun
+        return failure

@@ -9,9 +9,11 @@ class CheckpointError(UserError, RuntimeError):
     """A checkpoint cannot be read or written.
 
     Attributes:
+        step: of the checkpoint that could not be written, or None.
         finding: what is wrong with it, if it is damaged, without the way out.
     """
 
+    step: int | None = None
     finding: str = ""
 
 

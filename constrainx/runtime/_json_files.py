@@ -47,5 +47,5 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its JSON is nested too deep") from None
     if not isinstance(found, dict):
-        raise ValueError(f"it must be a JSON object, and is {type(found).__name__}")
+        raise ValueError(f"it must be a JSON object, got {json.dumps(found)[:80]}")
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pathlib
 import time
 from collections.abc import Mapping
@@ -25,13 +26,15 @@ class JsonLines(Callback):
         self._start = time.time()
 
     def on_start(self, trainer: Any, step: int) -> None:
-        """Removes a last line that a crash cut off."""
-        if not self._path.exists():
-            return
-        content = self._path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            self._path.write_bytes(whole)
+        """Removes a last line that a crash cut off, and zeros that a power cut left behind."""
+        try:
+            content = self._path.read_bytes() if self._path.exists() else b""
+            whole = content.rfind(b"\n") + 1
+            if whole < len(content):
+                # The lines before are not written again, so nothing can be lost on the way.
+                os.truncate(self._path, whole)
+        except OSError as error:
+            log.warning("%s could not be mended: %s", self._path, error)
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends a line of kind "train"."""

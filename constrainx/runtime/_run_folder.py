@@ -16,6 +16,8 @@ from typing import Any
 import jax
 
 from constrainx.errors import UserError
+from constrainx.runtime._json_files import read_object, write_object
+from constrainx.runtime._orbax_files import has_checkpoints
 from constrainx.runtime._revision import read_revision
 
 PACKAGES = ("constrainx", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
@@ -69,6 +71,12 @@ def prepare_run_folder(
             _write(path, {**config, "changes": [*history, note]})
             changes = [_describe_change(name, note) for name in changed]
     else:
+        if resume_from is None and has_checkpoints(folder / "checkpoints"):
+            raise RunError(
+                f"{folder} has no config.json, but checkpoints of a run, which must not be mixed "
+                "with those of another. Choose another folder, or continue that run: build its "
+                "Trainer in Python and call restore()."
+            )
         _write(path, config)
     _write(folder / "environment.json", describe_environment())
     return changes
@@ -78,13 +86,15 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
     """The settings that a run was started with."""
     path = folder / "config.json"
     try:
-        return json.loads(path.read_text())
+        return read_object(path)
     except FileNotFoundError as error:
         runs = sorted(found.parent for found in folder.glob("**/config.json"))
         hint = f" Did you mean {runs[0]}?" if runs else ""
         raise RunError(f"{folder} is not a run folder: it has no config.json.{hint}") from error
-    except json.JSONDecodeError as error:
-        raise RunError(f"{path} is damaged: {error}.") from error
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path} is damaged: {error}. The config is also in each checkpoint, in about/metadata."
+        ) from error
 
 
 def describe_environment() -> dict[str, Any]:
@@ -125,9 +135,10 @@ def lock_run_folder(folder: pathlib.Path) -> Iterator[None]:
             file.seek(0)
             owner = file.read().strip() or "another process"
             raise RunError(f"{folder} is in use by {owner}. Wait for it, or stop it.") from error
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
+        # Who holds the lock is for the message above alone, and a full disk must not matter.
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"process {os.getpid()} on {platform.node()}".encode())
         yield
 
 
@@ -170,7 +181,9 @@ def _now() -> str:
 
 
 def _write(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Writes a file atomically."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+    try:
+        write_object(path, content)
+    except OSError as error:
+        raise RunError(
+            f"{path} could not be written: {error.strerror}. Nothing else is lost."
+        ) from error

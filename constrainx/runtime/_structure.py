@@ -51,10 +51,10 @@ class Match:
     @property
     def notes(self) -> list[str]:
         """Sentences about what is not restored although the checkpoint is."""
-        new = sorted({*self.missing, *self.reshaped})
+        new, extra = _sort({*self.missing, *self.reshaped}), _sort(self.extra)
         sentences = [
             f"{describe_paths(new)}: not in the checkpoint, initialised instead" if new else "",
-            f"{describe_paths(self.extra)}: in the checkpoint, not used here" if self.extra else "",
+            f"{describe_paths(extra)}: in the checkpoint, not used here" if extra else "",
             f"{describe_paths(self.retyped)}: converted to the dtype used here"
             if self.retyped
             else "",
@@ -118,4 +118,9 @@ def constant_hyperparameters(paths: Iterable[str]) -> list[str]:
 
 
 def _required(paths: Iterable[str]) -> list[str]:
-    return sorted(path for path in paths if path.partition(".")[0] not in OPTIONAL)
+    return [path for path in _sort(paths) if path.partition(".")[0] not in OPTIONAL]
+
+
+def _sort(paths: Iterable[str]) -> list[str]:
+    """What the model is made of comes first, because messages show only a few."""
+    return sorted(paths, key=lambda path: (not path.startswith("parameters."), path))

@@ -6,7 +6,7 @@ import logging
 import math
 import pathlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from constrainx.runtime._callback import Callback
@@ -18,8 +18,13 @@ class TensorBoard(Callback):
     """Writes event files for TensorBoard."""
 
     def __init__(self, folder: pathlib.Path):
-        self._writer, self._threads = start_writer(folder)
         self._has_failed = False
+        self._writer: Any = None
+        self._threads: list[threading.Thread] = []
+        try:
+            self._writer, self._threads = start_writer(folder)
+        except OSError as error:
+            self._give_up(error)
 
     def on_log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes scalars under "train"."""
@@ -28,24 +33,24 @@ class TensorBoard(Callback):
     def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes scalars under "eval"."""
         self._write_scalars("eval", step, metrics)
-        self._try(self._writer.flush)
+        self._try("flush")
 
     def on_event(self, step: int, message: str) -> None:
         """Writes text."""
-        self._try(self._writer.add_text, "events", message, step)
+        self._try("add_text", "events", message, step)
 
     def on_end(self, step: int, reason: str) -> None:
         """Writes the reason and closes the files."""
-        self._try(self._writer.add_text, "events", reason, step)
-        self._try(self._writer.close)
+        self._try("add_text", "events", reason, step)
+        self._try("close")
 
     def _write_scalars(self, group: str, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             if math.isfinite(value):  # TensorBoard cannot show others, and warns of each
-                self._try(self._writer.add_scalar, f"{group}/{name}", value, step)
+                self._try("add_scalar", f"{group}/{name}", value, step)
 
-    def _try(self, write: Callable[..., Any], *arguments: Any) -> None:
-        """Writes while the writer's thread lives.
+    def _try(self, method: str, *arguments: Any) -> None:
+        """Calls a method of the writer, while its thread lives.
 
         On a full disk that thread dies, and once its queue is full, writing would block forever.
         """
@@ -54,10 +59,13 @@ class TensorBoard(Callback):
         try:
             if not all(thread.is_alive() for thread in self._threads):
                 raise OSError("the thread that writes them has ended")
-            write(*arguments)
+            getattr(self._writer, method)(*arguments)
         except OSError as error:
-            self._has_failed = True
-            log.warning("TensorBoard gets no more events: %s", error)
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._has_failed = True
+        log.warning("TensorBoard gets no more events: %s", error)
 
 
 def start_writer(folder: pathlib.Path) -> tuple[Any, list[threading.Thread]]:

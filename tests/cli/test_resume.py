@@ -7,6 +7,9 @@ import types
 
 import pytest
 
+from constrainx.cli._launch import tell_unsaved
+from constrainx.runtime import CheckpointError
+
 
 @pytest.fixture
 def interrupted(finished, tmp_path):
@@ -120,3 +123,40 @@ def test_a_run_without_a_recipe_says_so(constrainx, tmp_path):
     code, text = constrainx("resume", "bare")
     assert code == 1
     assert "was not started from a recipe" in text
+
+
+def test_train_resumes_if_possible(constrainx, finished, interrupted, tmp_path):
+    options = ("--size", "smoke", "--devices", 1, "--save-every", 8, "--log-every", 4)
+    fresh = shutil.copytree(interrupted, tmp_path / "fresh")
+    # Killed between the config and the first checkpoint.
+    shutil.rmtree(fresh / "checkpoints")
+    for run in (interrupted, fresh):
+        code, text = constrainx("train", "o3-inertia", "--run", run, *options)
+        assert code == 1
+        assert "holds a run already" in text
+        code, text = constrainx(
+            "train", "o3-inertia", "--run", run, *options, "--resume-if-possible"
+        )  # fmt: skip
+        assert code == 0, text
+        wanted, found = (json.loads((one / "result.json").read_text()) for one in (finished, run))
+        assert found["metrics"] == wanted["metrics"]
+    assert "resumed from step 8" in (interrupted / "metrics.jsonl").read_text()
+
+
+def test_a_config_that_was_edited_is_refused(constrainx, interrupted):
+    path = interrupted / "config.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    code, text = constrainx("resume", interrupted, "--devices", 1)
+    assert code == 1
+    assert "seed was 0, now 1" in text
+    code, text = constrainx("eval", interrupted, "--devices", 1)
+    assert code == 0
+    assert "saved with other settings: seed was 0, now 1" in text
+
+
+def test_what_was_not_saved_is_said_and_ends_with_an_error(finished):
+    result = types.SimpleNamespace(
+        reason="finished", step=16, metrics={}, seconds=1.0, signal=None, saved=8, unsaved=(12, 16)
+    )
+    with pytest.raises(CheckpointError, match=r"steps 12, 16 could not be written.*step 8"):
+        tell_unsaved(finished, result)

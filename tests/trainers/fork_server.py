@@ -104,7 +104,11 @@ def train(attempt):
     )
     if attempt.get("resume"):
         trainer.restore()
-    trainer.fit()
+    result = trainer.fit()
+    if result.unsaved:
+        said = {"kind": "result", "saved": result.saved, "unsaved": result.unsaved}
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
 
 
 def main():

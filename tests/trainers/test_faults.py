@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import constrainx as cx
+from constrainx import report
 from constrainx.runtime import RunError
 
 from .problems import Net, Recorder, arrays, assert_same_state, counter, squared, trainer
@@ -158,6 +159,8 @@ def test_a_run_can_continue_if_a_checkpoint_does_not_fit_on_the_disk(fork_server
     lines, code = fork_server.train(
         tmp_path / "run", limits=limits, on_save_error="continue", **options
     )
+    *lines, result = lines
+    assert (result["saved"], result["unsaved"]) == (8, [4, 6])
     assert (code, lines[-1]["reason"], lines[-1]["step"]) == (0, "finished", 8)
     failures = [line["message"] for line in lines if line["kind"] == "event"]
     assert len(failures) == 2
@@ -497,3 +500,40 @@ def test_an_error_of_the_users_code_leaves_a_folder_that_can_be_resumed(tmp_path
     whole = trainer(loss=squared, steps=6)
     whole.fit()
     assert_same_state(second.state, whole.state)
+
+
+def test_a_full_disk_is_reported_in_one_sentence_and_leaves_what_is_there(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("config.json", "environment.json"):
+        # A device on which there is never any space.
+        (run / f"{name}.part").symlink_to("/dev/full")
+        with pytest.raises(RunError, match=f"{name} could not be written: No space left"):
+            counter(loss=never_runs, run=run, steps=2).fit()
+        assert not (run / name).exists()
+        (run / "config.json").unlink(missing_ok=True)
+    counter(steps=2, run=run).fit()
+    shutil.rmtree(run / "tensorboard")
+    (run / "tensorboard").write_text("in the way")
+    second = counter(steps=3, run=run)
+    second.restore()
+    assert second.fit().saved == 3
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 500, b'{"step": 3, "kin', b""])
+def test_metrics_survive_what_a_power_cut_leaves(tmp_path, tail):
+    run = tmp_path / "run"
+    counter(steps=2, run=run, log_every=1).fit()
+    path = run / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + tail)
+    inode = path.stat().st_ino
+    second = counter(steps=3, run=run, log_every=1)
+    second.restore()
+    second.fit()
+    assert path.read_bytes().startswith(whole)
+    # The lines that are there are never written again, so that no crash can lose them.
+    assert path.stat().st_ino == inode
+    assert [row["step"] for row in report.load(run).train] == [1, 2, 3]
+    path.write_bytes(whole + b"\0" * 9 + path.read_bytes()[len(whole) :])
+    assert [row["step"] for row in report.load(run).train] == [1, 2, 3]

@@ -12,6 +12,7 @@ from flax import nnx
 from tensorflow_datasets.core import registered
 
 import constrainx as cx
+from constrainx.runtime import RunError
 from constrainx.runtime._checkpoint import by_path
 
 from .problems import (
@@ -347,3 +348,107 @@ def test_constraints_are_told_apart_by_their_modules_also_in_checkpoints(tmp_pat
     assert np.isfinite(float(resumed.state.constraints.reports["parts.1/unit-norm"].violation))
     resumed.fit()
     assert_same_state(resumed.state, straight.state)
+
+
+def test_a_checkpoint_with_other_arrays_is_refused_unless_told_otherwise(tmp_path, caplog):
+    first = trainer(steps=2, run=tmp_path / "run")
+    first.fit()
+    half = jnp.bfloat16
+    cases = {
+        "optimizer.0.mu.hidden.bias is there and not here": {"optimizer": optax.sgd(0.1)},
+        "parameters.out.bias is there and not here": {"model": Hidden(), "loss": squared},
+        "parameters.hidden.kernel is float32 there and bfloat16 here": {"model": Hidden(half)},
+    }
+    for message, options in cases.items():
+        other = trainer(**options)
+        with pytest.raises(cx.CheckpointError, match="another model or optimizer") as error:
+            other.restore(run=tmp_path / "run")
+        assert "strict=False" in str(error.value)
+        with caplog.at_level("INFO", "constrainx"):
+            assert other.restore(run=tmp_path / "run", strict=False) == 2
+        found, saved = other.state.parameters["hidden"], first.state.parameters["hidden"]
+        dtype = found["kernel"].dtype
+        np.testing.assert_array_equal(found["kernel"], saved["kernel"].astype(dtype))
+        assert message in str(error.value)
+        assert "in the checkpoint, not used here" in caplog.text
+        caplog.clear()
+
+
+class Hidden(nnx.Module):
+    """`Net` without its last layer."""
+
+    def __init__(self, dtype=jnp.float32):
+        self.hidden = nnx.Linear(3, 4, rngs=nnx.Rngs(0), param_dtype=dtype)
+
+    def __call__(self, x):
+        return jnp.tanh(self.hidden(x))[:, :2]
+
+
+def test_a_learning_rate_in_the_state_is_said_to_be_that_of_the_checkpoint(tmp_path, caplog):
+    def make(rate):
+        optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+        return counter(optimizer=optimizer, steps=4, run=tmp_path / "run")
+
+    first = make(1.0)
+    first.steps = 2
+    first.fit()
+    for keep, used, value in ((False, "checkpoint", -4.0), (True, "trainer", -3.0)):
+        second = make(0.5)
+        with caplog.at_level("INFO", "constrainx"):
+            second.restore(2, keep_hyperparameters=keep)
+        assert "learning_rate is 1 in the checkpoint and 0.5 in the trainer" in caplog.text
+        assert f"that of the {used} is used" in caplog.text
+        caplog.clear()
+        assert float(second.fit().model.value[...]) == value
+
+
+def test_the_best_checkpoint_needs_a_metric(tmp_path):
+    counter(steps=2, run=tmp_path / "run").fit()
+    with pytest.raises(cx.CheckpointError, match="monitors no metric"):
+        counter(run=tmp_path / "run").restore("best")
+
+
+def test_settings_that_differ_from_the_recorded_ones_are_named(tmp_path, caplog):
+    run = tmp_path / "run"
+    counter(steps=2, run=run, config={"seed": 0}).fit()
+    # Somebody edits the seed.
+    (run / "config.json").write_text('{"seed": 1}')
+    for config_is_there in (True, False):
+        second = counter(steps=3, run=run, config={"seed": 1}, data=ones(batch=3))
+        with caplog.at_level("INFO", "constrainx"):
+            second.restore()
+        assert "saved with other settings: seed was 0, now 1, batch was 2, now 3" in caplog.text
+        caplog.clear()
+        with pytest.raises(RunError, match=r"seed was 0, now 1.*--no-strict"):
+            second.fit()
+        if config_is_there:
+            (run / "config.json").unlink()
+            with pytest.raises(RunError, match=r"no config.json, but checkpoints of a run"):
+                counter(steps=2, run=run).fit()
+    recorder = Recorder()
+    third = counter(
+        steps=3, run=run, config={"seed": 1}, callbacks=[recorder], data=ones(batch=3)
+    )  # fmt: skip
+    third.restore(strict=False)
+    third.fit()
+    assert "resumed from step 2; saved with other settings: seed" in recorder.events[0][1]
+
+
+def test_a_trainers_model_is_the_restored_one(tmp_path):
+    first = make_noisy_trainer(steps=2, run=tmp_path / "run")
+    first.fit()
+    second = make_noisy_trainer(steps=4, run=tmp_path / "run")
+    second.restore()
+    wanted = jax.tree.map(np.asarray, nnx.as_pure(nnx.state(first.model, nnx.Param)))
+    assert_same_state(nnx.as_pure(nnx.state(second.model, nnx.Param)), wanted)
+    assert_same_state(second.model.norm.mean[...], first.model.norm.mean[...])
+    kernels = []
+
+    class Look(cx.Callback):
+        def on_log(self, step, metrics):
+            kernels.append(np.asarray(second.model.hidden.kernel[...]))
+
+    second.logging = cx.Logging(every=1, callbacks=[Look()], progress=False)
+    second.fit()
+    # Steps donate the state, and not what the model holds.
+    np.testing.assert_array_equal(kernels, [wanted["hidden"]["kernel"]] * 2)
