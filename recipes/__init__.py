@@ -5,10 +5,13 @@ from constrainx.recipes._certificate import record_certificate as record_certifi
 from constrainx.recipes._comparison import Comparison as Comparison
 from constrainx.recipes._comparison import ComparisonError as ComparisonError
 from constrainx.recipes._continue import read_recipe as read_recipe
+from constrainx.recipes._export import ExportError as ExportError
+from constrainx.recipes._export import export_weights as export_weights
 from constrainx.recipes._find import all_recipes as all_recipes
 from constrainx.recipes._find import describe as describe
 from constrainx.recipes._find import find as find
 from constrainx.recipes._find import read_starter as read_starter
+from constrainx.recipes._load import load as load
 from constrainx.recipes._recipe import OVERSIGHT as OVERSIGHT
 from constrainx.recipes._recipe import PLACE as PLACE
 from constrainx.recipes._recipe import Recipe as Recipe

@@ -29,6 +29,7 @@ COMMANDS = {
     "verify": "_verify.Verify",
     "doctor": "_doctor.Doctor",
     "soak": "_soak.Soak",
+    "export": "_export.Export",
     "report": "_report.Report",
     "new": "_recipes.NewRecipe",
     "cp": "_recipes.CopyRecipe",

@@ -248,7 +248,7 @@ class StoredCheckpoints:
                 log.warning("skipped: %s", error)
         return self.restore(last, like, **options)
 
-    def read_arrays(self, step: int, prefix: str) -> dict[str, np.ndarray]:
+    def read_arrays(self, step: int, prefix: str | tuple[str, ...]) -> dict[str, np.ndarray]:
         """The arrays of a checkpoint whose path begins like this, on the host, checked."""
         _, manifest, stored = self._open(step)
         paths = [path for path in stored if path.startswith(prefix)]
