@@ -22,7 +22,7 @@ class Bar(Callback):
 
     def __init__(self, steps: int, *, title: str = "", console: Console | None = None):
         self._console = Console() if console is None else console
-        self._steps, self._title = steps, title
+        self._steps, self._title = steps, " ".join(title.splitlines())
         self._bar: Progress | None = None
         self._task: Any = None
         self._last_line = 0.0
@@ -33,10 +33,11 @@ class Bar(Callback):
         if not self._console.is_terminal:
             return
         columns = (
-            TextColumn("{task.description}"),
+            # Names of recipes and constraints may hold what looks like markup.
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", markup=False),
             TimeRemainingColumn(compact=True),
         )
         self._bar = Progress(*columns, console=self._console)
@@ -53,9 +54,7 @@ class Bar(Callback):
         elif time.monotonic() - self._last_line > self.SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             prefix = f"{self._title}: " if self._title else ""
-            self._console.print(
-                f"{prefix}step {step}/{self._steps}  {figures}", highlight=False, soft_wrap=True
-            )
+            self._print(f"{prefix}step {step}/{self._steps}  {figures}", soft_wrap=True)
 
     def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the first metric of the evaluation."""
@@ -64,13 +63,16 @@ class Bar(Callback):
 
     def on_event(self, step: int, message: str) -> None:
         """Prints a line above the bar."""
-        self._console.print(f"step {step}: {message}", highlight=False)
+        self._print(f"step {step}: {message}")
 
     def on_end(self, step: int, reason: str) -> None:
         """Removes the bar."""
         if self._bar is not None:
             self._bar.update(self._task, completed=step)
             self._bar.stop()
+
+    def _print(self, text: str, *, soft_wrap: bool = False) -> None:
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=soft_wrap)
 
 
 def _summarise(metrics: Mapping[str, float], constraints: int) -> str:
