@@ -171,7 +171,9 @@ def _endure(
             if rng.random() < EARLY:
                 time.sleep(rng.uniform(0, straight.until_first_step))
             else:
-                target = rng.randint(min(saved + 1, steps), steps)
+                # Not too far, so that some of the run is left for the other kills.
+                reach = 2 * (steps - saved) // (kills - done + 1)
+                target = saved + rng.randint(1, max(reach, 1))
                 _wait_for_step(run, children, target)
                 time.sleep(rng.uniform(0, DELAY_SECONDS))
             rng.shuffle(children)

@@ -104,10 +104,14 @@ def read_manifest(folder: pathlib.Path) -> Manifest | None:
     if not files:
         return None
     sums: dict[str, tuple[tuple[int, ...], str, int]] = {}
+    about = None
     for file in files:
         content = read_object(file)
         if content.pop("checksum", None) != digest_object(content):
             raise ValueError(f"{ITEM}/{file.name} is not what was written")
+        # Processes differ in what they would record, such as their clocks. Orbax writes what the
+        # first one says, whose file is the first.
+        about = content["about"] if about is None else about
         for path, entry in content["arrays"].items():
             before = sums.get(path, ((), "", 0))[2]
             total = (before + int(entry["digest"], 16)) % MODULUS
@@ -116,7 +120,8 @@ def read_manifest(folder: pathlib.Path) -> Manifest | None:
         raise FileNotFoundError(
             f"{ITEM} has {len(files)} of the files of {content['processes']} processes"
         )
-    return Manifest(sums, content["about"])
+    assert about is not None
+    return Manifest(sums, about)
 
 
 def find_damaged(manifest: Manifest, arrays: Mapping[str, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import pathlib
 import shutil
 
@@ -15,6 +16,7 @@ import constrainx as cx
 from constrainx.errors import ArgumentError
 from constrainx.runtime import Checkpoints, StoredCheckpoints
 from constrainx.runtime._digest import PERIOD, _column_keys, _scramble, digest_array
+from constrainx.runtime._manifest import digest_object, read_manifest
 
 MESH = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
 
@@ -216,3 +218,15 @@ def test_a_path_that_orbax_takes_for_a_pattern_is_refused(tmp_path, letter):
         StoredCheckpoints(folder / "checkpoints")
     assert not folder.exists()
     assert cx.RunFolder(pathlib.Path("runs/a b, {c}=(1)~!")).path.name == "a b, {c}=(1)~!"
+
+
+def test_a_manifest_of_several_processes_is_about_what_the_first_recorded(tmp_path):
+    """Each has its own clock, and Orbax writes what process 0 says."""
+    (tmp_path / "manifest").mkdir()
+    for process, seconds in enumerate([1.5, 1.6]):
+        about = digest_object({"step": 3, "seconds": seconds})
+        content = {"processes": 2, "about": about, "arrays": {}}
+        text = json.dumps({**content, "checksum": digest_object(content)})
+        (tmp_path / "manifest" / f"process-{process}.json").write_text(text)
+    found = read_manifest(tmp_path)
+    assert found.about == digest_object({"step": 3, "seconds": 1.5})
