@@ -14,12 +14,18 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, PyTree
 
-from constrainx.constraints import Attached, Constraint, Member, at_path, reseed_streams
+from constrainx.constraints import (
+    Attached,
+    Constraint,
+    Member,
+    at_path,
+    find_live_inputs,
+    reseed_streams,
+)
 from constrainx.constraints.reductions import root_mean_square
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError
 from constrainx.runtime import Sharding
-from constrainx.step import find_live_inputs
 
 # What a measurement of one point returns: the violation, and its scale if it has one.
 Measured: TypeAlias = tuple[Array, Array | None]

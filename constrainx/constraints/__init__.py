@@ -20,6 +20,7 @@ from constrainx.constraints._equivariant_kernels import EquivariantKernels as Eq
 from constrainx.constraints._equivariant_kernels import LayerSymmetry as LayerSymmetry
 from constrainx.constraints._inequality import AtMost as AtMost
 from constrainx.constraints._jacobian_symmetry import JacobianSymmetry as JacobianSymmetry
+from constrainx.constraints._live import find_live_inputs as find_live_inputs
 from constrainx.constraints._mask_budget import MaskBudget as MaskBudget
 from constrainx.constraints._numbers import as_gamma as as_gamma
 from constrainx.constraints._numbers import as_number as as_number

@@ -19,7 +19,13 @@ from constrainx.constraints._constraint import Constraint, Placement
 from constrainx.constraints._explicit import replicate
 from constrainx.constraints._numbers import as_gamma
 from constrainx.constraints._restore import restore_variables
-from constrainx.constraints._view import check_current, flatten_state, list_paths, view_model
+from constrainx.constraints._view import (
+    find_stale,
+    flatten_state,
+    keep_read,
+    list_paths,
+    view_model,
+)
 from constrainx.constraints.reductions import Rows, flatten, slices_of
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
@@ -103,6 +109,24 @@ class Member:
 
         return jax.vmap(row)(*pieces)
 
+    def check_current(
+        self, parameters: PyTree, batch: Any, key: Array, model: Any, *, fix: str
+    ) -> None:
+        """Raises where the rows depend on state of the model that may be older than this."""
+        seen = self.model if model is None else model
+        if seen is None:
+            return
+        stale, reason = find_stale(seen, parameters, is_given=model is not None)
+        if stale:
+            stale = keep_read(lambda m: self.rows(parameters, batch, key, m), seen, stale)
+        if stale:
+            names = ", ".join(".".join(map(str, path)) for path in stale[:3])
+            more = f" and {len(stale) - 3} more" if len(stale) > 3 else ""
+            raise ArgumentError(
+                f"constraint {self.name!r} needs the model as it is now, but {reason} its "
+                f"{names}{more} cannot be known: {fix}."
+            )
+
 
 @dataclasses.dataclass(frozen=True)
 class Composed:
@@ -122,30 +146,30 @@ class Composed:
         self, parameters: PyTree, batch: Any = None, key: Array | None = None, model: Any = None
     ) -> dict[str, Rows]:
         """The rows c of each constraint by name, for parameters as the optimizer sees them."""
-        self.check_current(parameters, model, fix="pass the model with its state of now")
+        fix = "pass the model with its state of now"
+        self.check_current(parameters, batch, key, model, fix=fix)
         keys = self.keys(key)
         return {
             member.name: member.rows(parameters, batch, keys[i], model)
             for i, member in enumerate(self.members)
         }
 
-    def check_current(self, parameters: PyTree, model: Any, *, fix: str) -> None:
-        """Raises where constraints would see a model that may have changed since.
+    def check_current(
+        self, parameters: PyTree, batch: Any, key: Array | None, model: Any, *, fix: str
+    ) -> None:
+        """Raises where constraints would read state of a model that may have changed since.
 
         Args:
             parameters: as the optimizer hands them over.
-            model: as it was handed over with them, or None if the constraints hold their own.
+            batch: for the constraints.
+            key: for the constraints.
+            model: as it was handed over with the parameters, or None if the constraints hold their
+                own.
             fix: how to hand it over, for the message.
         """
-        for member in self.members:
-            if member.model is not None:
-                check_current(
-                    member.model if model is None else model,
-                    parameters,
-                    owner=member.name,
-                    is_given=model is not None,
-                    fix=fix,
-                )
+        for member, own in zip(self.members, self.keys(key), strict=True):
+            if member.model is not None:  # a plain function sees parameters alone
+                member.check_current(parameters, batch, own, model, fix=fix)
 
     def keys(self, key: Array | None) -> list[Array]:
         """A key of its own for each constraint."""

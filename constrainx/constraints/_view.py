@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, PyTree
 
+from constrainx.constraints._live import find_live_inputs
 from constrainx.errors import ArgumentError
 
 Path: TypeAlias = tuple[Any, ...]
@@ -55,10 +56,8 @@ def reseed_streams(streams: PyTree, key: Array) -> PyTree:
     return jax.tree.unflatten(tree, seeded)
 
 
-def check_current(
-    model: nnx.Module, parameters: PyTree, *, owner: str, is_given: bool, fix: str
-) -> None:
-    """Raises where the rest of the model's state may be older than the parameters.
+def find_stale(model: nnx.Module, parameters: PyTree, *, is_given: bool) -> tuple[list[Path], str]:
+    """The rest of the model's state that may be older than the parameters, and why.
 
     Inside of `jax.jit` and `nnx.jit` the parameters are those of now, but batch statistics and
     frozen weights of a model from outside are not. Outside, a model that does not hold the
@@ -67,10 +66,8 @@ def check_current(
     Args:
         model: as the constraint holds it, or as it was handed over with the parameters.
         parameters: as the optimizer hands them over.
-        owner: the name of the constraint.
         is_given: whether the model was handed over with the parameters: then it may hold constants,
             as long as it is from the same trace.
-        fix: what to do instead, for the message.
     """
     held = {
         path: leaf
@@ -81,22 +78,39 @@ def check_current(
     own = [(leaf, held[path]) for path, leaf in given.items() if path in held]
     rest = {path: leaf for path, leaf in held.items() if path not in given}
     if all(leaf is value for leaf, var in own for value in jax.tree.leaves(var)):
-        return
+        return [], ""
     if _is_traced(parameters):
         if is_given and _is_traced([variable for _, variable in own]):
-            return
+            return [], ""
         stale = [path for path, leaf in rest.items() if not _is_traced(leaf)]
-        reason = "inside of a compiled function"
-    else:
-        stale = [] if is_given else list(rest)
-        reason = "for parameters that are not those of the model it was made with"
-    if stale:
-        names = ", ".join(".".join(map(str, path)) for path in stale[:3])
-        more = f" and {len(stale) - 3} more" if len(stale) > 3 else ""
-        raise ArgumentError(
-            f"constraint {owner!r} needs the model as it is now, but {reason} its {names}{more} "
-            f"cannot be known: {fix}."
-        )
+        return stale, "inside of a compiled function"
+    reason = "for parameters that are not those of the model it was made with"
+    return [] if is_given else list(rest), reason
+
+
+def keep_read(
+    function: Callable[[nnx.Module], PyTree], model: nnx.Module, paths: Sequence[Path]
+) -> list[Path]:
+    """Those of a model's variables that what a function returns depends on.
+
+    Args:
+        function: of the model; it is traced.
+        model: the model.
+        paths: the variables in question.
+    """
+    graph, state = nnx.split(model)
+    flat = flatten_state(state)
+
+    def call(variables: list[Any]) -> PyTree:
+        changed = {**flat, **dict(zip(paths, variables, strict=True))}
+        return function(nnx.merge(graph, nnx.from_flat_state(list(changed.items())), copy=True))
+
+    variables = [flat[path] for path in paths]
+    live = find_live_inputs(jax.make_jaxpr(call)(variables))
+    by_variable = jax.tree.unflatten(jax.tree.structure(variables), live)
+    return [
+        path for path, flags in zip(paths, by_variable, strict=True) if any(jax.tree.leaves(flags))
+    ]
 
 
 def _is_traced(tree: PyTree) -> bool:

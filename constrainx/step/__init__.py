@@ -6,7 +6,6 @@ from constrainx.step._linearise import Traced as Traced
 from constrainx.step._linearise import describe_route as describe_route
 from constrainx.step._linearise import explain_route as explain_route
 from constrainx.step._linearise import trace_members as trace_members
-from constrainx.step._live import find_live_inputs as find_live_inputs
 from constrainx.step._method import Method as Method
 from constrainx.step._method import Optimize as Optimize
 from constrainx.step._method import Point as Point

@@ -19,6 +19,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from constrainx.constraints import find_live_inputs
 from constrainx.linalg import Vector
 from constrainx.step._blocks import (
     Absent,
@@ -30,7 +31,6 @@ from constrainx.step._blocks import (
     materialise,
     multiply,
 )
-from constrainx.step._live import find_live_inputs
 from constrainx.step._patches import kernel_gradient
 from constrainx.step._taps import (
     count_entries,

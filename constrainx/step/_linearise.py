@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from constrainx.constraints import Member, Placement, cut_batch
+from constrainx.constraints import Member, Placement, cut_batch, find_live_inputs
 from constrainx.errors import ArgumentError, ArgumentTypeError
 from constrainx.linalg import Solver, norm
 from constrainx.step._jacobian import (
@@ -21,7 +21,6 @@ from constrainx.step._jacobian import (
     rows_of,
     rows_of_slices,
 )
-from constrainx.step._live import find_live_inputs
 from constrainx.step._method import Point
 from constrainx.step._system import INEXACT, GramSystem, IterativeSystem, System
 

@@ -180,9 +180,9 @@ def _point(
             "constraints are linearised at the parameters: call `update(grads, state, params)`."
         )
     fix = "pass `module=model` to `update`, with the model that these parameters were taken from"
-    constraints.check_current(params, extra.get("module"), fix=fix)
     key = extra.get("key")
     key = jax.random.fold_in(jax.random.key(0), state.step) if key is None else key
+    constraints.check_current(params, extra.get("batch"), key, extra.get("module"), fix=fix)
     return Point(constraints, params, state.step, extra.get("batch"), key, extra.get("module"))
 
 

@@ -72,7 +72,7 @@ def project(
     """
     key = jax.random.key(0) if key is None else key
     fix = "pass `model=` to `project`, the one that these parameters were taken from"
-    constraints.check_current(parameters, model, fix=fix)
+    constraints.check_current(parameters, batch, key, model, fix=fix)
     for member in constraints:
         check_overshoot(member, "update")
     point = Point(constraints, parameters, jnp.asarray(step, jnp.int32), batch, key, model)

@@ -10,8 +10,7 @@ import pytest
 from flax import nnx
 
 import constrainx as cx
-from constrainx.constraints import Composed, Member
-from constrainx.step._live import find_live_inputs
+from constrainx.constraints import Composed, Member, find_live_inputs
 
 _rng = np.random.default_rng(0)
 MATRIX = jnp.asarray(_rng.normal(size=(6, 8)), jnp.float32)

@@ -86,6 +86,22 @@ def test_inside_of_a_compiled_function_a_stale_model_is_refused(wrap):
         )
 
 
+def test_state_that_a_constraint_does_not_read_may_be_stale():
+    """A constraint on weights alone needs nothing to remember, whatever else the model holds."""
+    model = Net()
+    unit = cx.UnitNorm(lambda m: m.hidden.kernel[...], gamma=1.0)
+    tx = cx.constrain(optax.sgd(0.01), unit, model=model)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda m: jnp.mean(m(X) ** 2))(model))
+
+    for _ in range(8):
+        step(model, optimizer)
+    np.testing.assert_allclose(jnp.linalg.norm(model.hidden.kernel[...]), 1, rtol=1e-4)
+
+
 def test_frozen_weights_are_not_baked_into_the_program():
     """With the model passed, what is frozen is an argument of the program, not a constant in it."""
     model = nnx.Sequential(nnx.Linear(3, 64, rngs=nnx.Rngs(0)), nnx.Linear(64, 2, rngs=nnx.Rngs(1)))
