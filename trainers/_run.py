@@ -18,6 +18,8 @@ from constrainx.runtime import (
     Restored,
     StoredCheckpoints,
     TensorBoard,
+    check_shared_folder,
+    first_process_only,
     has_checkpoints,
     lock_run_folder,
     prepare_run_folder,
@@ -62,13 +64,16 @@ def open_run(
     """
     path = pathlib.Path(folder.path)
     is_first_process = jax.process_index() == 0
-    changes: list[str] = []
     with contextlib.ExitStack() as stack:
-        if is_first_process:
+
+        def prepare() -> list[str]:
             stack.enter_context(lock_run_folder(path))
-            changes = prepare_run_folder(
+            return prepare_run_folder(
                 path, folder.config, resume_from=resume_from, may_change=folder.may_change
             )
+
+        check_shared_folder(path)
+        changes = first_process_only(prepare) or []
         checkpoints = Checkpoints(path / "checkpoints", keep=folder.keep, **_monitored(monitor))
         stack.callback(checkpoints.close)
         later = [] if resume_from is None else checkpoints.set_aside_after(resume_from)

@@ -9,11 +9,13 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jaxtyping import PyTree
@@ -30,6 +32,8 @@ from constrainx.runtime import (
     Restored,
     RunError,
     Sharding,
+    by_path,
+    check_same_settings,
     describe_resume,
     end_program,
     listen_for_signals,
@@ -223,6 +227,29 @@ class Trainer:
             out_shardings=(self.sharding.of_state(self.state), self.sharding.whole, None),
         )
 
+    def _shared_settings(self) -> dict[str, Any]:
+        """What processes that train together must have in common."""
+        schedule = dataclasses.asdict(self._schedule(self.steps))
+        digest = 0
+        for leaf in jax.tree.leaves(nnx.state(self.model, self.wrt)):
+            if getattr(leaf, "is_fully_addressable", True):
+                digest = zlib.crc32(np.asarray(leaf).tobytes(), digest)
+        return {
+            "seed": self.seed,
+            "step": self.step,
+            **{f"config {name}": value for name, value in self.config.items()},
+            **{name.replace("_", " "): value for name, value in schedule.items()},
+            "batch": self.data.batch,
+            "accumulate": self.accumulate,
+            "precision": self.precision,
+            "ema": self.ema,
+            "arrays": {
+                path: f"{leaf.dtype}{list(leaf.shape)}"
+                for path, leaf in by_path(self.state).items()
+            },
+            "digest of the model": digest,
+        }
+
     def _own_mesh(self) -> contextlib.AbstractContextManager[Any]:
         """Our mesh in place of one that the caller has set, which may have other devices."""
         is_free = jax.sharding.get_abstract_mesh().empty
@@ -285,6 +312,8 @@ class Trainer:
                 to stop".
         """
         check_choice("on_signal", on_signal, get_args(OnSignal), owner="fit")
+        if jax.process_count() > 1:
+            check_same_settings(self._shared_settings())
         folder = None if fast_dev_run else self._folder
         schedule = self._schedule(min(self.steps, self.step + 2) if fast_dev_run else self.steps)
         if self.on_nonfinite == "stop":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import signal
 import sys
 
 from constrainx.cli._command import Command
@@ -43,6 +44,7 @@ def main() -> None:
     """Runs the command that the arguments name."""
     arguments = [argument for argument in sys.argv[1:] if argument != TRACEBACK]
     set_up_logging()
+    signal.signal(signal.SIGTERM, _end_by_signal)
     with report_user_errors():
         if not arguments or arguments[0] in ("-h", "--help"):
             _print_help()
@@ -54,6 +56,13 @@ def main() -> None:
                 "shows all."
             )
         load_command(name).start(rest, name=name)
+
+
+def _end_by_signal(number: int, frame: object) -> None:
+    """While a run trains, it listens itself, and saves."""
+    del frame
+    sys.stderr.write("constrainx: ended by SIGTERM while nothing was training. Nothing is lost.\n")
+    raise SystemExit(128 + number)
 
 
 def load_command(name: str) -> type[Command]:

@@ -19,6 +19,9 @@ from constrainx.runtime._metric_names import parse_violation_metric as parse_vio
 from constrainx.runtime._metric_names import violation_metric as violation_metric
 from constrainx.runtime._orbax_files import check_path as check_path
 from constrainx.runtime._orbax_files import has_checkpoints as has_checkpoints
+from constrainx.runtime._peers import check_same_settings as check_same_settings
+from constrainx.runtime._peers import check_shared_folder as check_shared_folder
+from constrainx.runtime._peers import first_process_only as first_process_only
 from constrainx.runtime._preemption import StopRequests as StopRequests
 from constrainx.runtime._preemption import end_program as end_program
 from constrainx.runtime._preemption import listen_for_signals as listen_for_signals

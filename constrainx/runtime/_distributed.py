@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 import signal
+import socket
 import sys
 import threading
 import time
@@ -18,15 +19,20 @@ from typing import NoReturn
 import jax
 
 from constrainx.errors import ArgumentError, UserError
+from constrainx.runtime._preemption import PASSED_ON
 
 # Seconds until a killed process is noticed. JAX's default of 100 is too long to wait.
 HEARTBEAT_SECONDS = 15
+# Seconds that processes wait for each other at the start.
+JOIN_SECONDS = 120
 # Seconds that a finished process waits for process 0, which may still write a report. Processes
 # that fail do not wait and those that are killed miss a heartbeat, so this may be long.
 SHUTDOWN_SECONDS = 3600
 # The exit code that a shell reports.
 ABORTED = 128 + signal.SIGABRT
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# JAX's own variable, for process 0 behind an address that its machine does not have.
+BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 SPEC_RULE = (
     "`--distributed` must be `auto` or `HOST:PORT,PROCESSES,INDEX`, such as `10.0.0.1:1234,2,0` on "
     "the first of two"
@@ -51,12 +57,16 @@ def join(spec: str | None) -> None:
 
     Raises:
         ValueError: `spec` is none of these.
-        DistributedError: "auto" found no such environment.
+        DistributedError: "auto" found no such environment, or process 0 cannot listen there.
         RuntimeError: JAX has been used already, if only by `jax.devices()`.
     """
     if spec is None:
         return
     address, processes, index = (None, None, None) if spec == "auto" else _parse(spec)
+    # JAX would listen on every interface of the machine, to anybody.
+    bind = os.environ.get(BIND_ADDRESS) or address
+    if index == 0 and address is not None and bind is not None:
+        _check_bind(bind)
     try:
         jax.distributed.initialize(
             address,
@@ -64,6 +74,8 @@ def join(spec: str | None) -> None:
             index,
             # With all of these given, JAX need not look for a cluster.
             cluster_detection_method=None if spec == "auto" else "deactivate",
+            initialization_timeout=JOIN_SECONDS,
+            coordinator_bind_address=bind,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
@@ -104,6 +116,7 @@ def supervise(spec: str | None, *, run: pathlib.Path | str | None = None) -> Ite
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
+    has_joined, tell_joined = os.pipe()
     with warnings.catch_warnings():
         # Python 3.12 warns of forking with threads. Those here belong to NumPy's BLAS, which can
         # handle it; JAX starts none before its first use.
@@ -111,13 +124,18 @@ def supervise(spec: str | None, *, run: pathlib.Path | str | None = None) -> Ite
         child = os.fork()
     if child:
         os.close(reading)
-        raise SystemExit(_supervise_child(child, run))
+        os.close(tell_joined)
+        raise SystemExit(_supervise_child(child, run, spec, has_joined, writing))
     os.close(writing)
+    os.close(has_joined)
+    # The parent says what there is to say about a signal.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # In its own process group, Ctrl-C reaches the child only through the parent. Otherwise it would
     # arrive twice, which means "stop at once".
     os.setpgid(0, 0)
-    threading.Thread(target=_end_with_parent, args=(reading,), daemon=True).start()
+    threading.Thread(target=_hear_parent, args=(reading,), daemon=True).start()
     join(spec)
+    os.write(tell_joined, b"j")
     try:
         yield
     except BaseException as error:
@@ -138,22 +156,61 @@ def _parse(spec: str) -> tuple[str, int, int]:
     return address, processes, index
 
 
-def _supervise_child(child: int, run: pathlib.Path | str | None) -> int:
+def _check_bind(address: str) -> None:
+    """Raises unless this machine can listen at an address; JAX would abort instead."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        raise DistributedError(
+            f"process 0 cannot listen at {address}: {error.strerror}. Give an address of its own "
+            f"machine and a free port, or where to listen instead by the variable {BIND_ADDRESS}."
+        ) from error
+
+
+def _supervise_child(
+    child: int, run: pathlib.Path | str | None, spec: str, has_joined: int, writing: int
+) -> int:
     """Passes signals on until the child ends, and returns its exit code."""
 
     def pass_on(number: int, frame: object) -> None:
         del frame
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, BrokenPipeError):
             os.kill(child, number)
+            if number == signal.SIGTERM:
+                # JAX hides it from Python in the child, which may wait for data.
+                os.write(writing, b"s")
 
     for number in FORWARDED:
         signal.signal(number, pass_on)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     code = code if code >= 0 else 128 - code
+    was_joined = os.read(has_joined, 1) == b"j"
     if code == ABORTED:
-        sys.stderr.write(_explain_lost_peer(run) + "\n")
+        sys.stderr.write((_explain_lost_peer(run) if was_joined else _explain_absent(spec)) + "\n")
+    elif code == 128 + signal.SIGTERM and not was_joined:
+        sys.stderr.write(
+            "constrainx: ended by SIGTERM while waiting for the other processes. Nothing had been "
+            "trained, and nothing is lost.\n"
+        )
     return code
+
+
+def _explain_absent(spec: str) -> str:
+    whom = "all processes of the job"
+    if spec != "auto":
+        address, processes, _ = _parse(spec)
+        whom = f"all {processes} processes at {address}"
+    return (
+        f"constrainx: the processes did not find each other within {JOIN_SECONDS} s. Start {whom}, "
+        "each with its own index, and see that they reach that address: no firewall between, "
+        "process 0 running. Nothing had been trained."
+    )
 
 
 def _explain_lost_peer(run: pathlib.Path | str | None) -> str:
@@ -164,9 +221,10 @@ def _explain_lost_peer(run: pathlib.Path | str | None) -> str:
     )
 
 
-def _end_with_parent(reading: int) -> None:
-    """Kills this process when the parent is gone, which closes the other end of the pipe."""
-    os.read(reading, 1)
+def _hear_parent(reading: int) -> None:
+    """Notes signals that the parent passes on, and kills this process when the parent is gone."""
+    while os.read(reading, 1):
+        PASSED_ON.set()
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -13,6 +13,10 @@ from typing import NoReturn
 import jax
 from jax.experimental import multihost_utils
 
+# Set when the process that supervises this one has passed a SIGTERM on. With several processes JAX
+# handles the signal itself, and Python does not see it.
+PASSED_ON = threading.Event()
+
 
 class StopRequests:
     """The signals received so far."""
@@ -39,6 +43,8 @@ class StopRequests:
     @property
     def asked(self) -> str | None:
         """The signal that this process has received, if any."""
+        if self._asked is None and not self._is_alone and PASSED_ON.is_set():
+            return "SIGTERM"
         return self._asked
 
     def at(self, step: int) -> str | None:

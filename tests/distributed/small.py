@@ -14,7 +14,7 @@ from flax import nnx
 
 import constrainx as cx
 from constrainx.models import MLP
-from constrainx.runtime import Callback
+from constrainx.runtime import Callback, RunError
 from constrainx.runtime import _distributed as distributed
 from constrainx.runtime import _sharding as sharding
 from tests.trainers.problems import trainer as grouped_trainer
@@ -73,9 +73,31 @@ def losses(**settings):
     return np.asarray(listener.values)
 
 
+def refuse_misfits(run):
+    """What is said about processes that differ in their settings or in their folders."""
+    is_other = jax.process_index() > 0
+    cases = [
+        {"run": run, "seed": int(is_other)},
+        {"run": "/proc/run" if is_other else run},
+        {"run": f"{run}-other" if is_other else run},
+    ]
+    said = []
+    for case in cases:
+        try:
+            trainer(steps=1, **case).fit()
+        except RunError as error:
+            said.append(str(error))
+    return said
+
+
 def main(spec, run, steps, action):
     sharding.SMALLEST_SPLIT = SPLIT
+    if action == "impatient":
+        distributed.JOIN_SECONDS = 3
     with distributed.supervise(None if spec == "alone" else spec, run=run):
+        if action == "misfits":
+            sys.stdout.write(json.dumps(refuse_misfits(run)) + "\n")
+            return
         listener = Losses()
         # No process has all of a large parameter.
         layout = {"fsdp": len(jax.devices())}

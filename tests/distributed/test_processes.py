@@ -29,8 +29,11 @@ def free_port():
 
 
 @contextlib.contextmanager
-def start(run, steps, *, processes=2, action="", devices=2):
-    """The processes of a run, each with its output in a pipe; none survives the block."""
+def start(run, steps, *, processes=2, action="", devices=2, present=None):
+    """The processes of a run, each with its output in a pipe; none survives the block.
+
+    ``present`` is how many of them are started; all if None.
+    """
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     address = f"localhost:{free_port()}"
@@ -43,7 +46,7 @@ def start(run, steps, *, processes=2, action="", devices=2):
             [*command, spec, str(run), str(steps), action],
             cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for spec in specs
+        for spec in specs[:present]
     ]  # fmt: skip
     try:
         yield children
@@ -150,6 +153,53 @@ def test_a_process_that_loses_its_peer_says_how_to_resume(tmp_path, victim):
             resumed = wait_for_exit(child)
         assert resumed["step"] == before + 5
         assert len(resumed["losses"]) == 5
+
+
+def test_peers_that_do_not_fit_together_are_refused_by_all(tmp_path):
+    with start(tmp_path / "run", 1, action="misfits") as children:
+        first, second = (wait_for_exit(child) for child in children)
+    assert (
+        "process 1 was started with other settings: seed is 1 there and 0 in process 0" in first[0]
+    )
+    assert first[0] == second[0]
+    for number, said in ((1, "process 1 cannot write to the run folder"), (2, "does not see what")):
+        assert said in first[number]
+        assert said in second[number]
+    assert not list(tmp_path.glob("*/.peer-*"))
+    assert not list(tmp_path.glob("*/checkpoints"))
+
+
+def test_peers_that_never_come_are_not_waited_for_long(tmp_path):
+    with start(tmp_path / "run", 20, action="impatient", present=1) as (child,):
+        _, error = child.communicate(timeout=90)
+    assert child.returncode == distributed.ABORTED
+    assert "did not find each other within 3 s. Start all 2 processes at localhost:" in error
+    assert "a peer was lost" not in error
+
+
+def test_a_signal_ends_the_wait_for_peers_with_a_sentence(tmp_path):
+    with start(tmp_path / "run", 20, present=1) as (child,):
+        port = int(child.args[3].split(",")[0].split(":")[1])
+        wait_for_port(port)
+        child.send_signal(signal.SIGTERM)
+        _, error = child.communicate(timeout=30)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert "ended by SIGTERM while waiting for the other processes" in error
+
+
+def wait_for_port(port, *, timeout=60):
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("localhost", port)):
+            return
+        time.sleep(0.05)
+    raise TimeoutError(f"nobody listens at {port}")
+
+
+def test_the_coordinator_listens_at_its_own_address_alone():
+    # TEST-NET-1: an address that no machine has.
+    with pytest.raises(distributed.DistributedError, match=r"cannot listen at 192.0.2.1:1234"):
+        distributed.join("192.0.2.1:1234,2,0")
 
 
 @pytest.mark.parametrize(
