@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints import Composed, Member, Placement
 from constrainx.errors import ArgumentError, check_choice
-from constrainx.linalg import dot, norm
+from constrainx.linalg import dot
 from constrainx.step._closed_form import ClosedForm, split_closed_forms
 from constrainx.step._linearise import (
     SolverChoice,
@@ -140,7 +140,7 @@ class NullSpace:
             descent = jax.tree.map(jnp.negative, gradients)
             reach = _measure_reach(gradients, optimize) if layout.foresees else None
             found = correct_stage(descent, point, layout, system, stage="gradient", reach=reach)
-            removed = _measure_removed(descent, found.vector)
+            removed = _measure_removed(descent, found)
             gradients = jax.tree.map(jnp.negative, found.vector)
             corrections["gradient"] = found
         update, optimizer = optimize(gradients)
@@ -150,7 +150,7 @@ class NullSpace:
                 metric = _find_diagonal(optimizer, point.parameters)
             found = correct_stage(update, point, layout, system, stage="update", metric=metric)
             if not layout.has("gradient"):
-                removed = _measure_removed(update, found.vector)
+                removed = _measure_removed(update, found)
             update = found.vector
             corrections["update"] = found
         reports = report_corrections(layout, corrections)
@@ -165,15 +165,27 @@ class NullSpace:
         return "update" if self.metric == "optimizer" else self.placement or member.placement
 
 
-def _measure_removed(before: PyTree, after: PyTree) -> Float[Array, ""]:
+def _measure_removed(before: PyTree, found: Correction) -> Float[Array, ""]:
     """The share of the squared norm that a projection removed.
 
     Where the pull γ c is a part of the gradient, it adds to what is left. So this is at most the
     share of the gradient in the span of the rows, and equal to it where c is zero.
     """
-    length = norm(before)
-    share = norm(after) / jnp.where(length > 0, length, 1)
-    return jax.lax.stop_gradient(jnp.where(length > 0, 1 - jnp.minimum(share, 1) ** 2, 0))
+    squared = dot(before, before)
+    left = squared - _measure_loss(before, found)
+    share = left / jnp.where(squared > 0, squared, 1)
+    return jax.lax.stop_gradient(jnp.where(squared > 0, jnp.clip(1 - share, 0, 1), 0))
+
+
+def _measure_loss(before: PyTree, found: Correction) -> Float[Array, ""]:
+    """‖v‖² − ‖v'‖², by the rows alone where v' = v − Jᵀλ.
+
+    Reading v' for it would cost another pass over all parameters in each step.
+    """
+    if found.multipliers is None or not found.rows.movable_alone:
+        return dot(before, before) - dot(found.vector, found.vector)
+    # 2 λᵀJ v − λᵀJ Jᵀλ
+    return jnp.sum(found.multipliers * (found.before + found.after))
 
 
 def _measure_reach(gradients: PyTree, optimize: Optimize) -> Float[Array, ""]:

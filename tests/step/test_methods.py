@@ -264,3 +264,17 @@ def test_a_method_of_ones_own_trains_in_the_trainer_and_resumes(tmp_path):
 def test_what_is_not_a_method_is_refused_when_it_is_given():
     with pytest.raises(TypeError, match=r"`Trainer\(method=...\)`.*`init` and `take`"):
         trainer(method=3)
+
+
+@pytest.mark.parametrize("solver", ["gram", cx.LSMR(rtol=1e-6)], ids=["gram", "LSMR"])
+@pytest.mark.parametrize("placement", ["gradient", "twice", "update"])
+def test_the_share_that_was_removed_is_that_of_the_norms(placement, solver):
+    rows = jax.random.normal(jax.random.key(0), (3, 10))
+    gradient = jax.random.normal(jax.random.key(1), (10,))
+    method = cx.NullSpace(placement=placement, solver=solver)
+    optimizer = cx.constrain(optax.sgd(1.0), lambda p: rows @ p, method=method)
+    parameters = jnp.zeros(10)  # on the constraint, where there is no pull
+    _, state = optimizer.update(gradient, optimizer.init(parameters), parameters)
+    inside = jnp.linalg.pinv(rows) @ (rows @ gradient)
+    expected = jnp.sum(inside**2) / jnp.sum(gradient**2)
+    np.testing.assert_allclose(state.constraints.removed, expected, rtol=1e-4)
