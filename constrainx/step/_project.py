@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from constrainx.constraints import Composed
-from constrainx.linalg import norm
 from constrainx.step._linearise import SolverChoice, any_acts, linearise, trace_members
 from constrainx.step._method import Point, measure_excess
 from constrainx.step._report import Report
 from constrainx.step._rows import STAGES, Layout, Stage, check_overshoot
-from constrainx.step._system import INEXACT, Correction, System
+from constrainx.step._system import INACCURATE, Correction, System
 
 
 class Projection(NamedTuple):
@@ -118,18 +117,16 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
     for member in layout.constraints:
         stage = STAGES[layout.placements[member.name]][-1]
         found = corrections[stage]
-        values, after, before, target, acts, undone = (part[member.name] for part in named[stage])
+        values, after, before, target, acts, slack = (part[member.name] for part in named[stage])
         violation = jnp.sqrt(jnp.mean(jnp.square(measure_excess(member, values))))
         left = measure_excess(member, after - target)
         active = jnp.any(acts)
-        # A tenth of γ c, a tenth of the tolerance, and what an inexact solve leaves of J u + γ c.
-        # The room that some inequalities still have is no excuse for others.
-        asked = jnp.where(left > 0, target, 0) if member.kind == "inequality" else target
-        allowed = 0.1 * (norm(asked) + member.tolerance * jnp.sqrt(values.size))
-        allowed += 20 * INEXACT.rtol * norm(measure_excess(member, before - target))
-        # It leaves more of rows with small singular values; and ten per cent for rounding.
-        allowed += 1.1 * jnp.max(undone, initial=0)
-        fulfilled = norm(left) <= allowed
+        # Row by row, because the room or the units of some are no excuse for others: a tenth of
+        # γ c, a tenth of the tolerance, and what an inexact solve leaves of J u + γ c.
+        allowed = 0.1 * (jnp.abs(target) + member.tolerance) + slack
+        allowed += INACCURATE * jnp.abs(measure_excess(member, before - target))
+        # A row that is not a number is not fulfilled.
+        fulfilled = jnp.all(~acts | (jnp.abs(left) <= allowed))
         if member.kind == "inequality":
             # With the wrong rows active a step may obey, and be far from the nearest that does.
             fulfilled &= found.converged
@@ -146,5 +143,5 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
 
 def _name_parts(layout: Layout, found: Correction) -> list[dict[str, Array]]:
     rows = found.rows
-    parts = (rows.values, found.after, found.before, rows.target, rows.acts, found.undone)
+    parts = (rows.values, found.after, found.before, rows.target, rows.acts, found.slack)
     return [layout.name(part) for part in parts]

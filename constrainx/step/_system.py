@@ -11,6 +11,7 @@ Inequalities make that a quadratic program with λ ≥ 0 for their rows and J v'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -29,6 +30,8 @@ from constrainx.step._rows import Rows
 # undone may be this fraction of γ c, so that the tolerance follows the violation, down to rtol.
 INEXACT = LSMR(rtol=1e-3)
 UNDONE = 0.02
+# What it may leave of any row, as a part of the largest that is asked, in rows of the same length.
+INACCURATE = 20 * INEXACT.rtol
 # Random vectors by which the lengths of rows are estimated.
 PROBES = 8
 
@@ -49,8 +52,7 @@ class Correction(NamedTuple):
         multipliers: λ, or None if the solver was iterative.
         iterations: of the solver.
         converged: whether it did.
-        undone: the norm of what an inexact solver left of rows that it found compatible, in the
-            units of each row.
+        slack: what the solver may leave of a row that it can serve, in the units of that row.
     """
 
     vector: PyTree
@@ -60,7 +62,7 @@ class Correction(NamedTuple):
     multipliers: Float[Array, " rows"] | None
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
-    undone: Float[Array, " rows"]
+    slack: Float[Array, " rows"]
 
 
 class Solved(NamedTuple):
@@ -70,7 +72,7 @@ class Solved(NamedTuple):
         change: D Jᵀλ.
         iterations: how many it took.
         converged: whether it did.
-        undone: see `Correction`.
+        undone: the norm of what it left of rows that it found compatible, in the units of each row.
     """
 
     change: PyTree
@@ -122,8 +124,12 @@ class GramSystem(NamedTuple):
         before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
         excess = before - rows.target
         active, found = rows.acts, jnp.ones((), bool)
+        lengths = jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0))
         if metric is None:
-            active &= ~find_unreachable(rows, jnp.sqrt(jnp.diagonal(gram)), parameters)
+            active &= ~find_unreachable(rows, lengths, parameters)
+        # Rows that are closer to each other than this, as an angle, cannot be told apart by G.
+        angle = math.sqrt(2 * max(len(excess), 16) * float(jnp.finfo(gram.dtype).eps))
+        slack = 2 * angle * lengths * _measure_longest(excess, lengths, rows, active)
         if np.any(rows.inequality):
             active, found = find_active_rows(
                 gram, excess, active, jnp.asarray(rows.inequality), symmetric=symmetric
@@ -141,7 +147,7 @@ class GramSystem(NamedTuple):
             multipliers=multipliers,
             iterations=jnp.ones((), jnp.int32),
             converged=found & jnp.all(jnp.isfinite(multipliers)),
-            undone=jnp.zeros_like(before),
+            slack=slack,
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
@@ -167,7 +173,8 @@ class IterativeSystem(NamedTuple):
         linear: v ↦ J v.
         movable: which parameters the rows may move, P; None for all.
         counts: how many rows each constraint has.
-        scales: what each row is divided by: the typical length of its constraint's rows.
+        scales: what each row is divided by: the typical length of its constraint's rows, or its
+            own if that is far from typical.
         parameters: what a vector looks like.
         solver: the user's, or None for an inexact one.
     """
@@ -219,7 +226,9 @@ class IterativeSystem(NamedTuple):
             multipliers=None,
             iterations=solved.iterations,
             converged=solved.converged,
-            undone=solved.undone,
+            # It leaves more of rows with small singular values; and ten per cent for rounding.
+            slack=INACCURATE * self.scales * _measure_longest(excess, self.scales, rows, rows.acts)
+            + 1.1 * solved.undone,
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
@@ -353,6 +362,18 @@ def find_unreachable(
     return jax.lax.stop_gradient(rows.acts & (wanted > longest * lengths))
 
 
+def _measure_longest(
+    excess: Float[Array, " rows"],
+    lengths: Float[Array, " rows"],
+    rows: Rows,
+    active: Bool[Array, " rows"],
+) -> Float[Array, ""]:
+    """The longest of the steps that single rows ask for."""
+    asked = jnp.where(rows.inequality, jnp.maximum(excess, 0), jnp.abs(excess))
+    counts = active & (lengths > 0)
+    return jnp.max(jnp.where(counts, asked, 0) / jnp.where(counts, lengths, 1), initial=0)
+
+
 def _leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
     nothing = jnp.zeros_like(rows.values)
     return Correction(
@@ -363,7 +384,7 @@ def _leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
         multipliers=multipliers,
         iterations=jnp.zeros((), jnp.int32),
         converged=jnp.array(True),
-        undone=nothing,
+        slack=nothing,
     )
 
 
