@@ -35,7 +35,9 @@ def test_a_loss_that_forgets_the_masks_is_refused(precision):
 
 
 @pytest.mark.parametrize(
-    "options", [{"loss": sampled}, {"loss": pruned}, {"wrt": WITHOUT_MASKS}], ids=str
+    "options",
+    [{"loss": sampled}, {"loss": pruned}, {"wrt": WITHOUT_MASKS}],
+    ids=["sampled", "pruned", "without masks"],
 )
 def test_a_loss_that_uses_the_masks_or_need_not_is_accepted(options):
     trainer(model=cx.masks.add_masks(Net()), **options).validate()
