@@ -6,6 +6,8 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import signal
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -40,6 +42,8 @@ class Soak(RecipeCommand):
 
         if recipe.save_every is None:
             recipe = recipe.but(save_every=2)
+        # As an exception, so that no process that was started stays behind.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         folder = self.out / recipe.name
         shutil.rmtree(folder, ignore_errors=True)
         found = []
