@@ -102,12 +102,14 @@ def correct_stage(
     acts = any_acts(point)
     if acts is None:
         return system.correct(vector, rows, point.parameters, metric)
-    return jax.lax.cond(
+    found = jax.lax.cond(
         acts,
         lambda v: system.correct(v, rows, point.parameters, metric),
         lambda v: system.leave(v, rows),
         vector,
     )
+    # `cond` traces all that it returns, and which rows these are must stay known.
+    return found._replace(rows=rows)
 
 
 def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> dict[str, Report]:

@@ -278,3 +278,21 @@ def test_the_share_that_was_removed_is_that_of_the_norms(placement, solver):
     inside = jnp.linalg.pinv(rows) @ (rows @ gradient)
     expected = jnp.sum(inside**2) / jnp.sum(gradient**2)
     np.testing.assert_allclose(state.constraints.removed, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("placement", ["gradient", "twice", "update"])
+def test_a_constraint_that_starts_late_acts_from_that_step_on(placement):
+    rows = jax.random.normal(jax.random.key(0), (3, 10))
+    gradient = jax.random.normal(jax.random.key(1), (10,))
+    (member,) = cx.compose(lambda p: rows @ p).members
+    late = cx.Composed((dataclasses.replace(member, start=1),))
+    optimizer = cx.constrain(optax.sgd(1.0), late, method=cx.NullSpace(placement=placement))
+    parameters = jnp.zeros(10)
+    update, state = optimizer.update(gradient, optimizer.init(parameters), parameters)
+    np.testing.assert_array_equal(update, -gradient)
+    assert state.constraints.removed == 0
+    update, state = optimizer.update(gradient, state, parameters)
+    inside = jnp.linalg.pinv(rows) @ (rows @ gradient)
+    np.testing.assert_allclose(update, inside - gradient, atol=1e-5)
+    expected = jnp.sum(inside**2) / jnp.sum(gradient**2)
+    np.testing.assert_allclose(state.constraints.removed, expected, rtol=1e-4)
