@@ -9,21 +9,21 @@ from constrainx.checks._diagnosis import Diagnosed, Diagnosis
 
 # Beyond this, a step in float32 loses half of its digits or more.
 POOR_CONDITION = 1e3
-# Of the gradient's squared norm, what must be left for the loss to fall.
+# The share of the gradient's squared norm that must be left for the loss to fall.
 LITTLE = 0.01
 # In units of the loss and its gradient.
 EXPENSIVE = 3.0
 
 
 def advise(found: Diagnosis) -> tuple[str, ...]:
-    """What to do, in sentences; one of praise if there is nothing to do."""
+    """What to do, in sentences; one that all is well if there is nothing to do."""
     advice = [
         *_about_contradictions(found),
         *(sentence for one in found.constraints for sentence in _about_rows(one)),
         *_about_all(found),
         *(sentence for one in found.constraints for sentence in _about_cost(one, found)),
     ]
-    return tuple(advice) or ("Nothing to object to.",)
+    return tuple(advice) or ("No problems found.",)
 
 
 def _about_contradictions(found: Diagnosis) -> Iterator[str]:
@@ -31,7 +31,7 @@ def _about_contradictions(found: Diagnosis) -> Iterator[str]:
         if len(names) == 1:
             yield (
                 f"The rows of {names[0]} contradict each other: no step meets all of them. Use "
-                "fewer rows, or a larger network, or take it as a goal, with method=cx.Penalty()."
+                "fewer rows or a larger network, or make it a goal with method=cx.Penalty()."
             )
         elif len(names) == 2:
             yield (
@@ -54,7 +54,7 @@ def _about_rows(one: Diagnosed) -> Iterator[str]:
     if one.stuck:
         yield (
             f"{one.stuck} of {one.rows} rows of {one.name} are violated and have no gradient, so "
-            "no step can mend them: look for a stop_gradient, a saturated activation, a clipped or "
+            "no step can fix them: look for a stop_gradient, a saturated activation, a clipped or "
             "integer operation in its residual, or a `wrt` without what it depends on."
         )
     elif one.dead == one.rows and not one.nonfinite:
@@ -63,7 +63,7 @@ def _about_rows(one: Diagnosed) -> Iterator[str]:
     if one.rank_is_exact and 0 < one.rank < alive:
         yield (
             f"The {alive} rows of {one.name} that have a gradient span {one.rank} dimensions: "
-            f"{one.rank} rows would say the same, for example by reduce=cx.Sketch(rows={one.rank})."
+            f"{one.rank} rows would say the same, such as reduce=cx.Sketch(rows={one.rank})."
         )
     if one.condition > POOR_CONDITION:
         yield (
@@ -77,13 +77,13 @@ def _about_all(found: Diagnosis) -> Iterator[str]:
     if found.condition > POOR_CONDITION and not alone > POOR_CONDITION:
         yield (
             f"Together the rows are nearly dependent (condition {found.condition:.1e}), though "
-            "those of each constraint are not: two constraints say nearly the same."
+            "those of each constraint are not: two constraints say nearly the same thing."
         )
     shared = sum(one.rank for one in found.constraints) - found.rank
     if found.rank_is_exact and shared > 0:
         dimensions = "1 dimension" if shared == 1 else f"{shared} dimensions"
         yield (
-            f"Constraints share {dimensions} of their rows: a part of them says the same twice. "
+            f"Constraints share {dimensions} of their rows: some of them say the same thing twice. "
             "That is harmless as long as they do not contradict each other."
         )
     if found.rank >= found.parameters:
@@ -107,6 +107,6 @@ def _about_cost(one: Diagnosed, found: Diagnosis) -> Iterator[str]:
         times = one.cost.seconds / found.loss.seconds
         yield (
             f"{one.name} takes {times:.2g} times as long as the loss: "
-            "`examples=` makes it look at fewer, Norm(groups=...) or Sketch(rows=...) has fewer "
-            "rows, `every=` acts less often."
+            "use fewer examples with `examples=`, fewer rows with Norm(groups=...) or "
+            "Sketch(rows=...), or let it act less often with `every=`."
         )

@@ -10,7 +10,7 @@ from scipy import stats
 
 
 def bound_mean(values: Float[np.ndarray, " n"], *, confidence: float = 0.95) -> float:
-    """An upper confidence bound on the mean of what the values are a sample of.
+    """An upper confidence bound on the mean of the distribution that the values are drawn from.
 
     The larger of two: Student's bound, m + t s / √n, and Hall's (1992), which corrects it for the
     skewness of the values. Violations have a long right tail, for which Student's alone is too
@@ -31,7 +31,7 @@ def bound_mean(values: Float[np.ndarray, " n"], *, confidence: float = 0.95) -> 
     if n < 2:
         return math.inf
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
-    # Values that differ by rounding alone have a spread, but no skewness to speak of.
+    # Values that differ only by rounding have a spread, but no skewness to speak of.
     if spread <= 1e-12 * abs(mean):
         return mean
     quantile = float(stats.t.ppf(confidence, n - 1))
@@ -49,7 +49,7 @@ def is_trustworthy(values: Float[np.ndarray, " n"]) -> bool:
 
 
 def bound_share(hits: int, count: int, *, confidence: float = 0.95) -> float:
-    """Clopper and Pearson's upper bound on the share of all points of which a sample has hits.
+    """Clopper and Pearson's upper bound on a share, from how many of a sample are hits.
 
     It holds for any distribution and any number of points. Without a hit it is about 3 / count.
 

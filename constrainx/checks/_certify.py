@@ -30,8 +30,8 @@ class Certified:
 
     Attributes:
         name: of the constraint.
-        unit: what a violation is the violation of: "example", "batch", "draw", or "parameters" for
-            a constraint on the parameters alone, whose figures are exact.
+        unit: what a violation is measured on: "example", "batch", "draw", or "parameters" for
+            a constraint on just the parameters, whose figures are exact.
         count: how many of these were measured.
         mean: of their violations.
         upper: the upper confidence bound on the mean, see `constrainx.checks.bound_mean`.
@@ -144,8 +144,8 @@ def certify(
 
     A violation is that of a single example where the residual has examples along its first axis.
     It is that of a batch where the residual is a figure of all examples, or where
-    ``reduce="mean"`` asks for the mean to hold. A constraint that draws its own points is measured
-    on ``draws`` draws, and one on the parameters alone exactly.
+    ``reduce="mean"`` asks only for the mean to be zero. A constraint that draws its own points is
+    measured on ``draws`` draws, and one on just the parameters exactly.
 
     The bound on the mean is an approximation, see `constrainx.checks.bound_mean`. That on the share
     of points above the tolerance holds for any distribution. Both are about points like these: the
@@ -172,10 +172,10 @@ def certify(
         confidence: of all bounds.
         share: the share of points that may exceed the tolerance; None for any.
         batch: how many examples are measured at a time, and in a point that is a batch; as in the
-            data if left out. A multiple of the devices that is at most this is used.
+            data if left out. It is rounded down to a multiple of the number of devices.
         draws: how many, for constraints that draw their own points.
         devices: how many to use; all if None. A model that a `Trainer` has placed stays there.
-        seed: for constraints that draw; no key is one of those of training.
+        seed: for constraints that draw; the keys differ from all those of training.
     """
     as_number(confidence, argument="certify(confidence=...)")
     if not 0.5 <= confidence < 1:
@@ -245,7 +245,7 @@ def judge(
             remarks.append(f"one {found.unit} gives no bound: measure more of them")
         elif not exact and not is_trustworthy(values):
             remarks.append(
-                f"the violations have so long a tail that {count} of them are too few for the "
+                f"the violations have such a long tail that {count} of them are too few for the "
                 "bound on the mean; rely on the share, which has no such limit, or measure more"
             )
     if found.left_out:
@@ -277,7 +277,7 @@ def judge(
 def _describe(found: Certified, confidence: float) -> list[str]:
     name = found.name
     if found.unit == Unit.PARAMETERS:
-        first = f"{name}: a constraint on the parameters alone, so the figures are exact."
+        first = f"{name}: a constraint on just the parameters, so the figures are exact."
     else:
         many = (
             found.unit
@@ -320,7 +320,7 @@ def _as_batches(data: Any) -> Batches:
 
 
 def _find_sharding(model: nnx.Module) -> Sharding | None:
-    """That of a model which a trainer has placed."""
+    """The sharding of a model that a trainer has placed; None for others."""
     for leaf in jax.tree.leaves(nnx.state(model)):
         match getattr(leaf, "sharding", None):
             case jax.sharding.NamedSharding(mesh=jax.sharding.Mesh() as mesh):

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from constrainx.checks._geometry import Geometry
 from constrainx.constraints import Member
 
-# The part of what is asked, squared, that must be left undone to speak of a contradiction.
+# The share, squared, of what is asked that must be left undone to count as a contradiction.
 UNDONE = 1e-4
 
 

@@ -1,4 +1,4 @@
-"""What constraints cost beside the loss: measured time, and the operations that XLA counts."""
+"""What constraints cost, compared with the loss: measured time, and operations that XLA counts."""
 
 from __future__ import annotations
 

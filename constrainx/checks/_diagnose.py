@@ -44,7 +44,7 @@ from constrainx.step import (
 )
 
 # As in the step: a row that asks for a longer step than this, in units of the parameters and of the
-# inverse of rounding, has a gradient that is rounding alone.
+# inverse of rounding, has a gradient that is nothing but rounding.
 LONGEST_STEP = 1e-3
 # The Jacobian is stored, in float64, up to this many entries and rows.
 MOST_ENTRIES = 2**26
@@ -66,7 +66,7 @@ def diagnose(
 
     Finds the rows of each constraint, their rank and conditioning, rows without a gradient,
     constraints that contradict each other, the angle between the gradient of the loss and the span
-    of the rows, and what a constraint costs beside the loss; and gives advice in words. With up to
+    of the rows, and what a constraint costs next to the loss; and gives advice in words. With up to
     2,048 rows, and 2²⁶ entries in their Jacobian, all of it is computed in float64 from the rows;
     beyond that it is estimated.
 
@@ -230,11 +230,11 @@ def _place(member: Member, traced: Traced, method: Method) -> tuple[str, str]:
         return placement, "the constraint says so"
     if traced.is_fresh:
         return placement, "its rows depend on the batch or the key, and change from step to step"
-    return placement, "its rows depend on the parameters alone"
+    return placement, "its rows depend only on the parameters"
 
 
 def _measure_cost(member: Member, point: Point, method: Method) -> Cost:
-    """Of a projection on the rows of one constraint, or of the gradient of their squares."""
+    """The cost of projecting on the rows of one constraint, or of the gradient of their squares."""
     alone = Composed((dataclasses.replace(member, gamma=1.0, start=0, every=1),))
     own = point._replace(constraints=alone)
 

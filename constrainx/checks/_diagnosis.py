@@ -20,15 +20,15 @@ class Diagnosed:
         rank_is_exact: whether the rank is that, or at least that.
         condition: largest over smallest singular value of these rows, within the rank; where rows
             are too many to be stored, an estimate from below.
-        dead: how many rows have no gradient, or one that is rounding alone.
-        stuck: how many of these are violated, so that no step can mend them.
+        dead: how many rows have no gradient, or one that is nothing but rounding.
+        stuck: how many of these are violated, so that no step can fix them.
         nonfinite: how many rows are not finite, or have a gradient that is not.
         violation: the root mean square of its rows.
         angle: in degrees, between the gradient of the loss and the span of its rows; NaN without a
             loss. At 90 it takes nothing from the gradient, at 0 everything.
         placement: where its rows are projected, or "none" if the method does not project.
-        reason: why there.
-        cost: of a projection on its rows alone, or of its gradient for other methods.
+        reason: why it is projected there.
+        cost: of a projection on only its rows, or of its gradient for other methods.
         tolerance: the constraint's own.
     """
 
@@ -61,7 +61,7 @@ class Diagnosis:
         angle: between the gradient of the loss and the span of all rows.
         loss: the cost of the loss and its gradient; None without a loss.
         solver: how the rows are solved for.
-        reason: why so.
+        reason: why that solver.
         contradictions: names of constraints that no step can meet together: in pairs, all that
             contradict each other only together, or one whose own rows do.
         how: how ranks and angles were computed.

@@ -1,4 +1,4 @@
-"""Rows too many to be stored: estimates from products with them."""
+"""Too many rows to store: estimates from products with them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from constrainx.checks._geometry import (
 from constrainx.linalg import LSMR, lstsq, norm
 from constrainx.step import Point
 
-# What may be stored of combinations of rows: entries of all of them, and how many.
+# Limits on the combinations of rows that are stored: entries in total, and how many.
 MOST_ENTRIES = 2**26
 MOST_COMBINATIONS = 256
 # Products with random vectors that estimate the lengths of rows.
@@ -31,10 +31,10 @@ PROBES = 16
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProbedRows:
-    """Rows known by products with them alone.
+    """Rows that are known only by products with them.
 
     Lengths come from products with random vectors, and ranks from as many random combinations of
-    the rows as may be stored: an exact rank if it is below that number. All else is by LSMR.
+    the rows as may be stored: an exact rank if it is below that number. Everything else uses LSMR.
     Inequalities count as equalities if they are violated, and not at all otherwise.
     """
 
@@ -70,7 +70,7 @@ class ProbedRows:
         )
 
     def measure_rank(self, rows: Int[np.ndarray, " some"]) -> Rank:
-        """By random combinations of the rows."""
+        """The rank, from random combinations of the rows."""
         columns = count_entries(self.point.parameters)
         many = min(len(rows), MOST_COMBINATIONS, max(MOST_ENTRIES // columns, 1))
         rng = np.random.default_rng(0)
@@ -92,7 +92,7 @@ class ProbedRows:
         return float(info.condition)
 
     def measure_share(self, rows: Int[np.ndarray, " some"]) -> float:
-        """By the best combination of the rows."""
+        """The share, from the best combination of the rows."""
         if self.gradient is None:
             return math.nan
         weights = self._scale(_mark(rows, len(self.values)))
@@ -108,7 +108,7 @@ class ProbedRows:
         return math.sqrt(max(1 - left**2, 0.0))
 
     def find_undone(self, rows: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
-        """By the best step."""
+        """What the best step leaves."""
         step, _ = self._solve(rows)
         weights = np.asarray(self._weigh(rows))
         left = weights * (self.values + np.asarray(self.linear(step), np.float64))

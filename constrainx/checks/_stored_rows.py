@@ -1,4 +1,4 @@
-"""Rows few enough to be stored: everything about them by dense linear algebra in float64."""
+"""Rows few enough to store: everything about them comes from dense linear algebra in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StoredRows:
         lengths: of the rows.
         coordinates: a column for each row, at unit length; zero for one without gradient.
         gradient: that of the loss in the same basis, or None.
-        gradient_length: its length, with what is outside of the basis.
+        gradient_length: its length, including the part outside of the basis.
         inequality: which rows are inequalities.
         rounding: what singular values may be off by, relative to the largest.
         how: how it was computed.
@@ -69,23 +69,23 @@ class StoredRows:
         )
 
     def measure_rank(self, rows: Int[np.ndarray, " some"]) -> Rank:
-        """By singular values."""
+        """From the singular values."""
         return Rank(len(self._decompose(rows)[1]), is_exact=True)
 
     def measure_condition(self, rows: Int[np.ndarray, " some"]) -> float:
-        """By singular values."""
+        """From the singular values."""
         _, sizes, _ = self._decompose(rows)
         return float(sizes[0] / sizes[-1]) if len(sizes) else math.nan
 
     def measure_share(self, rows: Int[np.ndarray, " some"]) -> float:
-        """By projection on the span."""
+        """From a projection on the span."""
         if self.gradient is None or self.gradient_length == 0:
             return math.nan
         span, _, _ = self._decompose(rows)
         return min(float(np.linalg.norm(span.T @ self.gradient)) / self.gradient_length, 1.0)
 
     def find_undone(self, rows: Int[np.ndarray, " some"]) -> Float[np.ndarray, " some"]:
-        """By projection off the range, with the best slack of the inequalities."""
+        """What a projection on the range leaves, with the best slack of the inequalities."""
         wanted = self.values[rows] / np.where(self.lengths[rows] > 0, self.lengths[rows], 1)
         _, _, range_of = self._decompose(rows)
         inequality = self.inequality[rows]
@@ -120,7 +120,7 @@ def _compute_rows(
 
     values = evaluate(point.parameters)
     rows = values.shape[0]
-    # The last rows are filled up, so that one program serves all.
+    # The last chunk is padded, so that one compiled program serves all.
     together = min(TOGETHER, rows)
     parts = []
     for start in range(0, rows, together):

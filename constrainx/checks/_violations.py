@@ -34,13 +34,13 @@ TOGETHER = 16
 
 
 class Unit(enum.StrEnum):
-    """What one violation is the violation of.
+    """What one violation is measured on.
 
-    - PARAMETERS: the model as a whole, for a constraint that looks at neither batch nor key. The
+    - PARAMETERS: the model as a whole, for a constraint that depends on neither batch nor key. The
       figure is exact.
     - EXAMPLE: one example, for a residual with examples along its first axis.
     - BATCH: a batch, for a residual that is a figure of all examples, or ``reduce="mean"``.
-    - DRAW: one random draw, for a constraint that looks at the key and not at the batch.
+    - DRAW: one random draw, for a constraint that depends on the key but not on the batch.
     """
 
     PARAMETERS = "parameters"
@@ -140,7 +140,7 @@ class Points:
 
         def measure_batch(state: PyTree, batch: Any, start: Int[Array, ""]) -> Any:
             found = measure_one(state, _drop_mask(batch), jax.random.fold_in(key, start))
-            # A batch with rows that fill it up is not one.
+            # A batch that was padded does not count.
             full = jnp.min(batch["mask"])[None]
             return jax.tree.map(lambda leaf: leaf[None], found), full, jnp.sum(batch["mask"])
 
@@ -196,7 +196,7 @@ def _measure(constraint: Constraint, module: Any, batch: Any, key: Array) -> Mea
 
 
 def _holds_on_average(constraint: Constraint) -> bool:
-    """Whether it is the batch's mean that must hold, and not each example."""
+    """Whether only the mean over the batch must be zero, not each example."""
     return constraint.reduce == "mean" and type(constraint).violation is Constraint.violation
 
 
@@ -225,7 +225,7 @@ def _has_examples_first(find_residual: Callable[[Any], PyTree], batch: Any) -> b
         )
         try:
             residual = jax.eval_shape(find_residual, shapes)
-        except Exception:  # what cannot take two examples is measured as it is, with its own error
+        except Exception:  # the measurement itself then raises the error
             return False
         if any(leaf.shape[:1] != (count,) for leaf in jax.tree.leaves(residual)):
             return False
@@ -237,7 +237,7 @@ def _drop_mask(batch: dict[str, Any]) -> Any:
 
 
 def _collect(unit: Unit, parts: list[tuple[Measured, Any]]) -> Violations:
-    """The violations of real points; what fills up a batch may hold anything."""
+    """The violations of real points, without those of padding."""
     real = np.concatenate([np.asarray(mask).reshape(-1) for _, mask in parts]) > 0
 
     def join(leaves: list[Any]) -> np.ndarray:

@@ -33,8 +33,8 @@ def parse(
 
     Args:
         kind: the dataclass; its fields are the options, its docstring is the help text.
-        arguments: what stands on the command line after the command.
-        command: what help text and errors call the command, such as ``train o3-inertia``.
+        arguments: the words after the command on the command line.
+        command: the name of the command in help text and errors, such as ``train o3-inertia``.
         description: above the options, instead of the class's docstring.
 
     Raises:
@@ -64,10 +64,10 @@ def take_subject(
     """The first argument, on which the other options depend; or prints the help text and exits.
 
     Args:
-        arguments: what stands on the command line after the command.
+        arguments: the words after the command on the command line.
         kind: a dataclass of the options that do not depend on the subject.
-        command: what help text and errors call the command.
-        metavar: what they call the subject, such as ``RECIPE``.
+        command: the name of the command in help text and errors.
+        metavar: the name of the subject there, such as ``RECIPE``.
         about: what the subject is.
 
     Raises:
@@ -105,13 +105,13 @@ def parse_with_fields(
     description: str,
     fields: Collection[str],
 ) -> tuple[T, Recipe]:
-    """Builds a command's own options, and a recipe that differs by the fields given.
+    """Builds a command's own options, and a recipe with the fields that are given.
 
     Args:
         kind: a dataclass of the command's own options.
         recipe: where fields that are not given come from.
-        arguments: what stands on the command line after the command.
-        command: what help text and errors call the command.
+        arguments: the words after the command on the command line.
+        command: the name of the command in help text and errors.
         description: above the options.
         fields: names of the recipe's fields that can be given.
     """
@@ -198,8 +198,8 @@ def _read_help(recipe: type) -> dict[str, str]:
 def _find_given(fields: Collection[str], arguments: Sequence[str]) -> set[str]:
     """The fields whose options are among the arguments, whatever their values are.
 
-    A field may be given the value that is its default already, and then it must still win over what
-    another method of a comparison sets.
+    A field that is given its default value must still win over what another method of a comparison
+    sets.
     """
     words = [
         argument.removeprefix("--").split("=")[0].split(".")[0].replace("-", "_")

@@ -14,7 +14,7 @@ from constrainx.cli._arguments import list_flags, parse, parse_with_fields, take
 class Command(abc.ABC):
     """A command. The first line of its docstring is what ``constrainx --help`` shows.
 
-    To keep that fast, the module of a command imports what needs JAX inside of its functions.
+    To keep that fast, the module of a command imports what needs JAX inside its functions.
     ``takes_recipe`` says whether its first argument is the name of a recipe, for completion.
     """
 
@@ -31,7 +31,7 @@ class Command(abc.ABC):
         """Parses the arguments and executes the command.
 
         Args:
-            arguments: what stands on the command line after the command.
+            arguments: the words after the command on the command line.
             name: of the command.
         """
 
@@ -52,7 +52,7 @@ class PlainCommand(Command):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecipeCommand(Command):
-    """A command for a recipe, whose fields are options beside the command's own.
+    """A command for a recipe, whose fields are options in addition to the command's own.
 
     ``without`` names the fields that are not, because the command sets them itself.
     """
@@ -63,7 +63,7 @@ class RecipeCommand(Command):
     @classmethod
     def start(cls, arguments: Sequence[str], *, name: str) -> None:
         """Finds the recipe first, because the options depend on it."""
-        about = "the recipe's name, or the file of your own, such as my_recipe.py"
+        about = "the name of a recipe, or a file with your own, such as my_recipe.py"
         recipe_name = take_subject(arguments, cls, command=name, metavar="RECIPE", about=about)
         # Here, so that the help text above does not wait for JAX.
         from constrainx.recipes import SIZES, describe, find

@@ -1,4 +1,4 @@
-"""`constrainx completion`: a script with which a shell completes commands, recipes and options."""
+"""`constrainx completion`: a script that lets a shell complete commands, recipes and options."""
 
 from __future__ import annotations
 

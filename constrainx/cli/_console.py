@@ -1,4 +1,4 @@
-"""What the program prints: its own notes once, errors as a sentence, other libraries not at all."""
+"""What the program prints: its own notes once, errors as a sentence, only warnings from others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRACEBACK = "--traceback"
 
 
 def set_up_logging() -> None:
-    """Shows our own notes as plain lines, once each, and of other libraries only warnings."""
+    """Shows our own notes as plain lines, once each, and only warnings from other libraries."""
     seen: set[str] = set()
 
     def is_new(record: logging.LogRecord) -> bool:

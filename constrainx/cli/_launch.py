@@ -56,7 +56,7 @@ def finish(run: pathlib.Path, recipe: Recipe, result: Result) -> None:
         is_saved = result.saved == result.step
         what = "Saved" if is_saved else f"Stopped at step {result.step}. Saved"
         where = (
-            f"{what} at step {result.saved}." if result.saved is not None else "Nothing is saved."
+            f"{what} at step {result.saved}." if result.saved is not None else "Nothing was saved."
         )
         print_line(f"{where} To continue: constrainx resume {run}")
     else:

@@ -32,7 +32,7 @@ class ListRecipes(PlainCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CopyRecipe(PlainCommand):
-    """Copy the file of a recipe, to start your own from it.
+    """Copy the file of a recipe, as a start for your own.
 
     Attributes:
         recipe: its name.
@@ -54,7 +54,7 @@ class CopyRecipe(PlainCommand):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NewRecipe(PlainCommand):
-    """Write a small recipe with comments, to start your own from it: constrainx new my_recipe.py.
+    """Write a small recipe with comments, as a start for your own: constrainx new my_recipe.py.
 
     Attributes:
         file: where to write it.

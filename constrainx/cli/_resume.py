@@ -81,7 +81,7 @@ class Resume(Command):
             )
             if trainer.step > trainer.steps:
                 raise ArgumentError(
-                    f"{trainer.steps} steps are less than the {trainer.step} steps that have been "
+                    f"{trainer.steps} steps are fewer than the {trainer.step} steps that have been "
                     "taken already: ask for more, or continue from an earlier checkpoint with "
                     "`--step`."
                 )

@@ -37,7 +37,7 @@ class Soak(RecipeCommand):
     out: pathlib.Path = pathlib.Path("results/soak")
 
     def execute(self, recipe: Recipe) -> None:
-        """Runs it in processes of their own, and prints and writes a table."""
+        """Runs it in separate processes, and prints and writes a table."""
         from constrainx.recipes import soak
 
         if recipe.save_every is None:
