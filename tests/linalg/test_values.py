@@ -173,7 +173,7 @@ def test_cg_ends_early_with_its_last_iterate(x64):
 @pytest.mark.parametrize("shape", [(60, 20), (20, 60)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_cholesky_reports_a_solution_that_is_far_off(x64, shape, dtype):
-    """The error is about ε cond(A)²; above a few per cent, the solve has not converged."""
+    """The error is about ε cond(A)²; above one per cent, the solve has not converged."""
     eps = np.finfo(dtype).eps
     for relative in (1e-5, 1e-3, 1e-1, 1.0, 10.0):
         for seed in range(4):
@@ -185,10 +185,32 @@ def test_cholesky_reports_a_solution_that_is_far_off(x64, shape, dtype):
             )  # fmt: skip
             reference = dense.solve(A, b, rcond=0)
             error = np.linalg.norm(x - reference) / np.linalg.norm(reference)
-            assert error < 0.03 or not info.converged
+            assert error < 0.01 or not info.converged
             assert info.converged or relative >= 0.1
             if not info.converged:
                 assert info.reason in (cx.Reason.CONDITION, cx.Reason.RANK)
+
+
+@pytest.mark.parametrize("solver", DIRECT, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("shape", [(40, 12), (12, 40), (12, 12)])
+def test_a_direct_solver_that_converged_is_right(solver, shape):
+    """Where one singular value is lost to rounding, x and its residual both look as they should."""
+    matrices, sides = [], []
+    for condition in (1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7):
+        for seed in range(20):
+            rng = np.random.default_rng(seed)
+            rank = min(shape)
+            U, V = (np.linalg.qr(rng.normal(size=(size, rank)))[0] for size in shape)
+            values = np.append(np.ones(rank - 1), 1 / condition)
+            matrices.append((U * values) @ V.T)
+            outside = rng.normal(size=shape[0])
+            sides.append(outside if seed % 2 else matrices[-1] @ rng.normal(size=shape[1]))
+    A, b = np.float32(matrices), np.float32(sides)
+    found, info = jax.jit(jax.vmap(lambda A, b: solve(A, b, solver=solver)))(A, b)
+    exact = np.array([dense.solve(*case, rcond=0) for case in zip(A, b, strict=True)])
+    error = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
+    assert error[info.converged].max() < 0.01
+    assert info.converged[:40].all()  # condition numbers of 10 and 100
 
 
 @pytest.mark.parametrize("shape", [(24, 12), (12, 24), (12, 12)])
@@ -204,7 +226,7 @@ def test_qr_reports_a_damping_that_rounding_hides(shape, rank):
         )  # fmt: skip
         reference = dense.solve(A, b, damp, rcond=1e-5)
         error = np.linalg.norm(x - reference) / np.linalg.norm(reference)
-        assert error < 0.03 or not info.converged, damp
+        assert error < 0.01 or not info.converged, damp
         assert info.converged or (rank == 8 and damp <= 1e-4), damp
 
 
