@@ -62,11 +62,12 @@ def _tall(
     q = d_operator.rmatvec(_residual(at, damp))
     if d_damp is not None and at.spec.full_rank:
         q = _vector.axpy(-2 * damp * d_damp, at.x, q)
-    elif d_damp is not None:  # H⁻¹x = H⁻¹Aᵀy, not H⁻¹ of what rounding adds to x
-        y = solve_normal(at.spec.T, at.constants, at.b, damp)
-        rhs = _vector.axpy(-2 * damp * d_damp, _within(at, y), rhs)
     dx, _ = solve(at.spec, at.constants, rhs, damp)
-    return _vector.add(dx, solve_normal(at.spec, at.constants, q, damp))
+    dx = _vector.add(dx, solve_normal(at.spec, at.constants, q, damp))
+    if d_damp is None or at.spec.full_rank:
+        return dx
+    y = solve_normal(at.spec.T, at.constants, at.b, damp)
+    return _vector.axpy(-2 * damp * d_damp, _solve_again(at, y, damp), dx)
 
 
 def _residual(at: Solved, damp: Scalar) -> Vector:
@@ -92,9 +93,26 @@ def _wide(
     y = solve_normal(spec.T, at.constants, at.b, damp)
     v = d_operator.rmatvec(y)
     rhs = _vector.subtract(rhs, spec.push(at.constants, v))
-    if d_damp is not None:  # H⁻¹x = H⁻¹Aᵀy
-        rhs = _vector.axpy(-2 * damp * d_damp, y if spec.full_rank else _within(at, y), rhs)
-    return _vector.add(solve(spec, at.constants, rhs, damp)[0], v)
+    if d_damp is not None and spec.full_rank:  # H⁻¹x = H⁻¹Aᵀy
+        rhs = _vector.axpy(-2 * damp * d_damp, y, rhs)
+    dx = _vector.add(solve(spec, at.constants, rhs, damp)[0], v)
+    if d_damp is None or spec.full_rank:
+        return dx
+    return _vector.axpy(-2 * damp * d_damp, _solve_again(at, y, damp), dx)
+
+
+def _solve_again(at: Solved, y: Vector, damp: Scalar) -> Vector:
+    """H⁻¹x, as H⁻¹Aᵀ of the part of y in A's range, and not of what rounding adds to x.
+
+    That part moves on with A only as long as A keeps its rank, but H⁻¹x moves whatever A does, so
+    its derivative is that of the solution w of H w = x.
+    """
+    constants, x, y, still = jax.lax.stop_gradient((list(at.constants), at.x, y, damp))
+    part = _within(at._replace(constants=constants, x=x), y)
+    w, _ = solve(at.spec, constants, part, still)
+    left = _vector.subtract(at.x, _apply_normal(at.spec, at.constants, w, damp))
+    nothing = _vector.subtract(left, jax.lax.stop_gradient(left))  # but for its derivative
+    return _vector.add(w, solve_normal(at.spec, at.constants, nothing, damp))
 
 
 def _within(at: Solved, y: Vector) -> Vector:
@@ -106,6 +124,11 @@ def _within(at: Solved, y: Vector) -> Vector:
     return _vector.where(info.converged, within, y)
 
 
+def _apply_normal(spec: Spec, constants: Sequence[Array], w: Vector, damp: Scalar) -> Vector:
+    operator = spec.operator(constants)
+    return _vector.axpy(jnp.square(damp), w, operator.rmatvec(operator.matvec(w)))
+
+
 def solve_normal(spec: Spec, constants: Sequence[Array], q: Vector, damp: Scalar) -> Vector:
     """H⁻¹q = z/λ, with z from the minimum-norm solution (s, z) of Aᵀs + λz = q.
 
@@ -115,7 +138,7 @@ def solve_normal(spec: Spec, constants: Sequence[Array], q: Vector, damp: Scalar
     operator = spec.operator(constants)
 
     def normal(w: Vector) -> Vector:
-        return _vector.axpy(jnp.square(damp), w, operator.rmatvec(operator.matvec(w)))
+        return _apply_normal(spec, constants, w, damp)
 
     def minimum_norm(_: object, q: Vector) -> Vector:
         (s, z), _ = solve(spec.augmented.T, [*constants, damp], q)
