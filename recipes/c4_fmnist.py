@@ -92,7 +92,7 @@ class C4FMNIST(Recipe):
             "source": "synthetic",
             "epochs": 1,
             "limit": 128,
-            "batch": 64,
+            "batch": 32,
             "examples": 8,
             "rows": 4,
             "width": 4,

@@ -28,7 +28,7 @@ def test_sharded_steps_match_one_device(x64, reduce, layout):
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), nnx.state(model, nnx.Param))
     x = np.random.default_rng(0).normal(size=(96, 8))
     batch = {"x": x, "y": np.sin(x[:, :1])}
-    solver = cx.LSMR(rtol=1e-12) if reduce == "none" else "auto"
+    solver = cx.LSMR(rtol=1e-14) if reduce == "none" else "auto"
     optimizer = cx.constrain(
         optax.adam(1e-3),
         Odd(gamma=0.5, reduce=reduce),

@@ -442,7 +442,7 @@ def test_a_line_without_step_or_kind_is_refused(tmp_path, line):
 def test_a_broken_config_or_environment_is_refused(tmp_path, name, text, message):
     folder = make(tmp_path / "run", [train(1)])
     (folder / name).write_text(text)
-    with pytest.raises(report.ReportError, match=rf"{name} must be .*{message}.* Repair or"):
+    with pytest.raises(report.ReportError, match=rf"{name} is damaged: .*{message}.* Repair or"):
         report.load(folder)
 
 
