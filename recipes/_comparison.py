@@ -17,6 +17,7 @@ from rich.text import Text
 from constrainx.errors import UserError, check_choice
 from constrainx.recipes._build import build_trainer
 from constrainx.recipes._recipe import OVERSIGHT, Recipe
+from constrainx.recipes._resolve import RECORDED
 from constrainx.recipes._result import read_result, write_result
 from constrainx.recipes._tables import (
     Grid,
@@ -180,7 +181,7 @@ def describe_machine() -> str:
 
 def _drop_oversight(config: Mapping[str, Any]) -> dict[str, Any]:
     """What defines a result, apart from the code."""
-    other = (*OVERSIGHT, "recipe", "source", "changes")
+    other = (*OVERSIGHT, *RECORDED)
     kept = {name: value for name, value in config.items() if name not in other}
     return json.loads(json.dumps(kept))
 

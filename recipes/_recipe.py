@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from constrainx.errors import ArgumentError, did_you_mean
-from constrainx.recipes._resolve import CHOICES, RecipeError, Resolving
+from constrainx.recipes._resolve import CHOICES, RECORDED, RecipeError, Resolving
 from constrainx.recipes._source import digest_source, find_file
 from constrainx.runtime import Callback, Keep
 from constrainx.step import Lagrangian, Method, MethodName, Penalty, as_method
@@ -207,7 +207,7 @@ class Recipe(abc.ABC, metaclass=Resolving):
             fields: fields to change, such as ``devices``.
         """
         known = cls.field_names()
-        unknown = sorted({*config} - {*known, "recipe", "source", "changes"})
+        unknown = sorted({*config} - {*known, *RECORDED})
         if unknown:
             raise RecipeError(
                 f"the run's config.json has fields that {cls.name!r} does not have: {unknown}. It "

@@ -13,6 +13,9 @@ SIZES = ("smoke", "cpu", "full")
 PRESETS = ("ours", "paper")
 # The fields that stand for others, in the order in which they are applied.
 CHOICES = ("preset", "method", "size")
+# What a run's config.json holds besides the fields: which recipe it was, digests of its code, and
+# the settings that changed when it was continued.
+RECORDED = ("recipe", "source", "changes")
 
 
 class RecipeError(UserError, ValueError):
@@ -44,10 +47,16 @@ def resolve(recipe: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         given: its fields, as the user gave them.
 
     Raises:
-        RecipeError: the recipe has no such field.
+        RecipeError: the recipe has no such field, or one that would hide what a run records.
         ArgumentError: it has no such preset, method or size.
     """
     known = recipe.field_names()
+    for name in RECORDED:
+        if name in known:
+            raise RecipeError(
+                f"{recipe.__name__} must not have a field {name!r}, because config.json has an "
+                "entry of that name for itself. Rename the field."
+            )
     defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
     _check_fields(given, known, owner=recipe.__name__)
     preset = given.get("preset", defaults["preset"])

@@ -57,7 +57,7 @@ class C4FMNIST(Recipe):
     """Fashion-MNIST under quarter turns.
 
     Attributes:
-        source: "fashion_mnist" as TFDS has it, or "synthetic" images to try the recipe without.
+        images: "fashion_mnist" as TFDS has it, or "synthetic" images to try the recipe without.
         epochs: passes over the training data.
         batch: examples per step.
         learning_rate: of Adam.
@@ -89,7 +89,7 @@ class C4FMNIST(Recipe):
     }
     sizes: ClassVar = {
         "smoke": {
-            "source": "synthetic",
+            "images": "synthetic",
             "epochs": 1,
             "limit": 128,
             "batch": 32,
@@ -107,7 +107,7 @@ class C4FMNIST(Recipe):
         "relative violation": "relative",
     }
 
-    source: Literal["fashion_mnist", "synthetic"] = "fashion_mnist"
+    images: Literal["fashion_mnist", "synthetic"] = "fashion_mnist"
     epochs: int = 100
     batch: int = 128
     learning_rate: float = 5e-3
@@ -221,10 +221,10 @@ class C4FMNIST(Recipe):
         plt.close(figure)
 
     def _load(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        if self.source == "synthetic":
+        if self.images == "synthetic":
             return make_synthetic(self.limit or 1024), make_synthetic(64)
-        train = data.load_images(self.source, "train")
-        return {k: v[: self.limit] for k, v in train.items()}, data.load_images(self.source, "test")
+        train = data.load_images(self.images, "train")
+        return {k: v[: self.limit] for k, v in train.items()}, data.load_images(self.images, "test")
 
     def _loss(self, model: Any, batch: dict[str, Array]) -> Float[Array, ""]:
         if self.frames:

@@ -64,7 +64,7 @@ def test_images_are_read_by_tfds(data_dir, monkeypatch):
     assert away.min(1).max() <= 0.5 / 255 + 1e-6
     assert sorted(order) == list(range(96))
     np.testing.assert_array_equal(images["y"], made["y"][order])
-    recipe = C4FMNIST(size="smoke", source="fashion_mnist", batch=32)
+    recipe = C4FMNIST(size="smoke", images="fashion_mnist", batch=32)
     result = recipe.trainer(progress=False).fit()
     assert result.step == 3
     assert result.metrics["violation"] < 1e-9

@@ -262,6 +262,15 @@ def test_a_method_that_sets_an_unknown_field_is_named():
         Wrong()
 
 
+@pytest.mark.parametrize("name", ["recipe", "source", "changes"])
+def test_a_field_that_would_hide_what_a_run_records_is_refused(name):
+    kind = dataclasses.make_dataclass(
+        "Wrong", [(name, str, "mine")], bases=(Simple,), frozen=True, kw_only=True
+    )
+    with pytest.raises(RecipeError, match=f"Wrong must not have a field '{name}'"):
+        kind()
+
+
 @pytest.mark.parametrize("fields", [{"epochs": 0}, {"epochs": -1}, {"batch": 0}], ids=str)
 def test_recipes_without_epochs_or_examples_are_refused(fields):
     (name,) = fields
