@@ -54,8 +54,8 @@ class Batches(abc.ABC):
     def once(self, *, batch: int, process: int = 0, processes: int = 1) -> Iterator[dict[str, Any]]:
         """Every example once, in order and without random changes.
 
-        The last batch is filled up by repeating its last example. Each batch has an entry
-        ``"mask"`` in float32: one for real rows, zero for those that fill up.
+        The last batch is padded by repeating its last example. Each batch has an entry
+        ``"mask"`` in float32: one for real rows, zero for padding.
 
         Args:
             batch: the size of the global batch, which may differ from that of training.
@@ -151,6 +151,13 @@ def check_integers(tree: PyTree, *, of: str) -> None:
     """Raises if JAX would cut off the leading bits of an integer.
 
     Without ``jax_enable_x64`` it keeps 32 of 64 bits, and 2⁴⁰ + 3 would silently become 3.
+
+    Args:
+        tree: a batch, or all examples; only NumPy's arrays are checked.
+        of: what it is, for the message.
+
+    Raises:
+        ArgumentError: which array, and an integer in it that does not fit.
     """
     if jax.config.values["jax_enable_x64"]:
         return
