@@ -1,7 +1,7 @@
-"""What a user did wrong, as exceptions whose message says how to put it right.
+"""Exceptions for mistakes of the user, whose messages say how to fix them.
 
-The command line prints these, and only these, as one sentence; anything else is a fault of ours or
-of the user's own code and keeps its traceback.
+The command line prints these, and only these, as one sentence; anything else is a bug in this
+library or in the user's own code, and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Something that the user can put right."""
+    """Something that the user can fix."""
 
 
 class ArgumentError(UserError, ValueError):
@@ -56,7 +56,7 @@ def check_choice(
 
     Args:
         argument: its name, as the user knows it.
-        value: what came.
+        value: what was given.
         choices: what is allowed.
         owner: the function or class that the argument belongs to.
     """

@@ -1,4 +1,4 @@
-"""Batches that are read ahead, and whose stall does not keep a signal waiting."""
+"""Reads batches ahead, in such a way that a signal is handled even while data has stalled."""
 
 from __future__ import annotations
 

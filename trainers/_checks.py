@@ -1,4 +1,4 @@
-"""What a trainer refuses before anything is compiled."""
+"""Checks of a trainer's arguments, made before anything is compiled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from constrainx.runtime import Sharding
 
 
 def check_model(model: Any) -> None:
-    """Raises unless it is a module whose randomness can be seeded anew in each step."""
+    """Raises unless it is a module whose random streams can be seeded again in each step."""
     if not isinstance(model, nnx.Module):
         raise ArgumentTypeError(
             f"`Trainer(model=...)` must be an nnx.Module, got {type(model).__name__}."
@@ -30,7 +30,7 @@ def check_model(model: Any) -> None:
 
 
 def check_real(model: nnx.Module, wrt: Any) -> None:
-    """Raises if what is trained is complex: steps and constraints are about real numbers."""
+    """Raises if trained parameters are complex: steps and constraints need real numbers."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(model, wrt)):
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
             raise ArgumentTypeError(

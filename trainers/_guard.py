@@ -1,4 +1,4 @@
-"""The guard of a step: whether all that it found, and all that it would keep, is finite."""
+"""The guard of a step: checks that all it computed, and all it would keep, is finite."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, PyTree
 from constrainx.runtime import by_path
 from constrainx.trainers._state import State
 
-# The parts of a state that the guard looks at, as an error names them. The moving average needs no
-# look: it lies between parameters that were finite.
+# The parts of a state that the guard checks, as an error names them. The moving average needs no
+# check: it lies between parameters that were finite.
 KEPT = {
     "parameters": "parameters",
     "optimizer": "optimizer state",
@@ -39,12 +39,12 @@ def find_not_finite(
 ) -> Bool[Array, " causes"]:
     """Tells for each cause whether it is not finite.
 
-    The update alone does not tell: a gradient of 1e20 makes Adam's second moment infinite, and with
-    it the update of that weight zero, now and in all later steps.
+    Checking the update is not enough: a gradient of 1e20 makes Adam's second moment infinite, and
+    then the update of that weight is zero, now and in all later steps.
 
     Args:
         new: the state that the step would keep.
-        old: the state before the step. Arrays that are the same in both are not looked at.
+        old: the state before the step. Arrays that are the same in both are not checked.
         loss: of this step.
         violations: of each constraint, and whether it acted.
         update_norm: the norm of the update.
@@ -67,9 +67,9 @@ def find_not_finite(
 
 
 def find_exempt(start: State) -> frozenset[str]:
-    """Paths of arrays that are not finite before the first step, where it means no harm.
+    """Paths of arrays that are not finite before the first step, and so on purpose.
 
-    Such are a mask of −∞ that a model keeps, or the best loss so far that an optimizer keeps.
+    Examples are a mask of −∞ in a model, and the best loss so far in an optimizer.
     """
     return frozenset(
         path
@@ -80,10 +80,10 @@ def find_exempt(start: State) -> frozenset[str]:
 
 
 def _to_look_at(part: str, state: State) -> dict[str, Any]:
-    """Arrays of a part by their path that may turn infinite unseen."""
+    """The arrays of a part that may become infinite unnoticed, by their path."""
     tree: PyTree = getattr(state, part)
     if part == "constraints" and tree != ():
-        # The reports are not built on, and are not finite where a constraint has not acted.
+        # No step depends on the reports, which are not finite where a constraint has not acted.
         tree = tree.multipliers
     return {
         f"{part}.{path}": leaf
@@ -95,7 +95,7 @@ def _to_look_at(part: str, state: State) -> dict[str, Any]:
 
 
 def _sum(leaf: Array) -> Float[Array, ""]:
-    """Is not finite if an entry is not, and else only where entries are near the largest number.
+    """Not finite if an entry is not; otherwise only if entries are near the largest number.
 
     XLA can compute a plain sum together with the leaf. On a CPU it takes a third of the time of
     `isfinite` and `all`.

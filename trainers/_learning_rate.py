@@ -18,10 +18,10 @@ LearningRate: TypeAlias = float | Callable[[Any], Any]
 def read_learning_rate(
     before: State, after: optax.OptState, given: LearningRate | None
 ) -> Float[Array, ""] | None:
-    """The learning rate that a step was taken with; None if nobody tells.
+    """The learning rate that a step was taken with; None if it is not known.
 
-    An Optax transformation does not reveal its learning rate. It is known if it was given beside
-    the optimizer, and in the state of one `optax.inject_hyperparams`.
+    An Optax transformation does not reveal its learning rate. It is known if it was passed along
+    with the optimizer, or if the state has one `optax.inject_hyperparams`.
 
     Args:
         before: the state before the step.
@@ -37,7 +37,7 @@ def read_learning_rate(
         for node in _find_nodes(after, "hyperparams")
         if "learning_rate" in node.hyperparams
     ]
-    # Of several, for several groups of parameters, none is the learning rate.
+    # If there are several, for groups of parameters, none of them is the learning rate.
     return jnp.asarray(rates[0], jnp.float32) if len(rates) == 1 else None
 
 

@@ -24,7 +24,7 @@ from constrainx.trainers._settings import Monitor, OnSaveError
 from constrainx.trainers._state import Progress, State
 from constrainx.trainers._watch import Watch
 
-# Steps that may wait for the device. It always has work, and memory for batches stays bounded.
+# Steps that may be queued: the device always has work, and memory for batches stays bounded.
 AHEAD = 8
 # Seconds without a batch after which an evaluation is given up once a signal has come, and after
 # which a process that has peers ends.
@@ -114,7 +114,7 @@ class Loop:
             take_step: the compiled step.
             start_totals: a batch on the devices ↦ the sums of all metrics, at zero.
             causes: what may turn out not to be finite, in the order of `Health.cause`.
-            watch: looks at what is logged, for signs that the run goes wrong.
+            watch: looks for signs in what is logged that the run is going wrong.
             evaluate: measures the current state, unless it gives up waiting for data; or None.
             listeners: the callbacks.
             checkpoints: where to save, or None.
@@ -187,7 +187,7 @@ class Loop:
                 if self._is_due(self._schedule.evaluate_every) or self._is_due(
                     self._schedule.save_every
                 ):
-                    jax.block_until_ready(token)  # or steps would count as evaluation
+                    jax.block_until_ready(token)  # or queued steps would count as evaluation
                 pause = time.perf_counter()
                 stop_early = self._evaluate(is_last=is_last)
                 asked = requests.at(self._step)
@@ -232,11 +232,11 @@ class Loop:
             batches.close()
 
     def _give_up_training(self, seconds: float) -> bool:
-        """The state is that between two steps, and can be saved at once."""
+        """The state is between two steps, and can be saved at once."""
         return self._give_up(seconds, patience=0.0)
 
     def _give_up_evaluation(self, seconds: float) -> bool:
-        """An evaluation decides about early stopping, and is worth a moment if batches come."""
+        """An evaluation decides about early stopping, so it gets a moment to finish."""
         return self._give_up(seconds, patience=PATIENCE)
 
     def _give_up(self, seconds: float, *, patience: float) -> bool:

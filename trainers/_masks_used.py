@@ -1,4 +1,4 @@
-"""Notices a loss that never looks at the masks of its model."""
+"""Detects a loss that does not use the masks of its model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from constrainx.trainers._state import State
 def check_masks_used(program: Program, state: State, batch: PyTree) -> None:
     """Raises if the model has masks that are trained, and the loss does not depend on any.
 
-    The budget alone would then move the probabilities, all alike, and which weights are pruned
-    would be chance. The loss is traced with shapes only; models without masks cost nothing.
+    Only the budget would then move the probabilities, all in the same way, and which weights are
+    pruned would be left to chance. The loss is traced with shapes only; models without masks cost
+    nothing.
 
     Args:
         program: whose loss to look at.
         state: of the trainer.
-        batch: an example of one.
+        batch: any batch, for its shapes.
     """
     model = jax.eval_shape(lambda: program.model(state.parameters, state.rest))
     flat = nnx.to_flat_state(nnx.state(model, program.wrt))

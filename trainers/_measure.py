@@ -61,15 +61,15 @@ class Measure:
     ) -> dict[str, float] | None:
         """Means over the examples; None if it has given up.
 
-        A violation is a figure of a whole batch, so a last, incomplete batch counts for the metrics
-        alone.
+        A violation is a figure of a whole batch, so an incomplete last batch counts only for the
+        metrics.
 
         Args:
             parameters: of the model.
             rest: the rest of its state.
             data: to measure on.
             limit: the largest number of batches to use.
-            give_up: the seconds that the next batch has not come ↦ whether to wait no longer.
+            give_up: seconds waited for the next batch ↦ whether to stop waiting.
         """
         batch = self._batch_size(data)
         rows = data.once(batch=batch, process=jax.process_index(), processes=jax.process_count())
@@ -91,7 +91,7 @@ class Measure:
         return _means(jax.device_get(sums))
 
     def _batch_size(self, data: Batches) -> int:
-        """The data's own, as a multiple of the devices, and at most the number of examples."""
+        """That of the data, as a multiple of the devices, and at most the number of examples."""
         devices = self.sharding.mesh.size
         wanted = data.batch if data.examples is None else min(data.batch, data.examples)
         # Rounding up could make a batch larger than the data, and it would never be full.

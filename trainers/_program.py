@@ -156,7 +156,7 @@ class Program:
         return nnx.merge(self.graph, parameters, rngs, rest)
 
     def loss_of(self, parameters: nnx.State, rest: nnx.State, batch: PyTree, key: Array) -> Array:
-        """The loss of one step, without what else comes with it."""
+        """The loss of one step, without its metrics."""
         if self.augment is not None:
             batch = self.augment(batch, key)
         return self._loss(parameters, rest, batch, key)[0]
@@ -257,15 +257,15 @@ def takes_key(function: Callable[..., Any]) -> bool:
 
 
 def _interleave(leaf: Array, *, parts: int) -> Array:
-    """The batch in parts on a new first axis, dealt out like cards: part i has i, i + parts, ...
+    """The batch in parts on a new first axis: part i has the examples i, i + parts, ...
 
-    Contiguous parts would each lie on some of the devices only.
+    Contiguous parts would each be on only some of the devices.
     """
     return jnp.swapaxes(leaf.reshape(leaf.shape[0] // parts, parts, *leaf.shape[1:]), 0, 1)
 
 
 def _norm(tree: PyTree) -> Float[Array, ""]:
-    """The norm, by products: on a CPU, XLA takes several times as long for a sum of squares."""
+    """The norm as a dot product: on a CPU, XLA takes several times as long for a sum of squares."""
     products = [
         jnp.tensordot(leaf, leaf, axes=leaf.ndim, preferred_element_type=jnp.float32)
         for leaf in jax.tree.leaves(tree)

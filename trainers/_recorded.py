@@ -1,4 +1,4 @@
-"""What a checkpoint says about the trainer that saved it, beside the one that restores it."""
+"""Compares the settings that a checkpoint recorded with those of the trainer that restores it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ABSENT = "nothing"
 
 
 def describe_constraints(composed: Composed | None) -> dict[str, Any]:
-    """The γ of each constraint that acts in training, by its name, as it is recorded."""
+    """The γ of each constraint that acts in training, by name, in the form that is recorded."""
     if composed is None:
         return {}
     return {
@@ -24,7 +24,7 @@ def describe_constraints(composed: Composed | None) -> dict[str, Any]:
 def find_differences(
     recorded: Any, given: Mapping[str, Any], *, without: Collection[str] = ()
 ) -> list[str]:
-    """A phrase for each setting that was another when the checkpoint was saved.
+    """A phrase for each setting that was different when the checkpoint was saved.
 
     >>> find_differences({"seed": 0, "batch": 8}, {"seed": 1, "batch": 8})
     ['seed was 0, now 1']

@@ -1,4 +1,4 @@
-"""A run on disk: its checkpoints are restored, and its folder is opened to be written."""
+"""A run on disk: restores its checkpoints, and opens its folder for writing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OpenRun:
         checkpoints: where to save.
         set_aside: steps of checkpoints that lay ahead of the one the run resumes from.
         changes: the settings that differ from those that the run had so far, a phrase for each.
-        writers: callbacks that write its metrics; none but on the first process.
+        writers: callbacks that write its metrics; empty on all processes but the first.
     """
 
     checkpoints: Checkpoints

@@ -25,7 +25,7 @@ class Monitor:
 
     Attributes:
         metric: its name.
-        mode: whether small or large is good.
+        mode: whether smaller or larger is better.
         patience: stop after this many evaluations without a new best; None never stops.
         min_change: by how much a new best must be better.
     """
@@ -53,9 +53,9 @@ class Evaluation:
     Attributes:
         data: the held-out batches; metrics are over all of their examples.
         metrics: (model, batch) ↦ a figure for each example, by name. The violation of each
-            constraint is measured, too.
+            constraint is measured as well.
         every: steps between evaluations; None for one at the end.
-        monitor: which metric says what is best, and when to stop.
+        monitor: which metric decides what is best, and when to stop.
     """
 
     data: Batches
@@ -121,8 +121,8 @@ class Logging:
         callbacks: called in addition to those that write the run folder and the bar.
         progress: whether to show a bar.
         title: the name of the run next to the bar.
-        learning_rate: the number or the schedule that the optimizer was made with, to log it. One
-            in `optax.inject_hyperparams` is found without.
+        learning_rate: the number or the schedule that the optimizer was made with, to log it. That
+            of `optax.inject_hyperparams` is found by itself.
     """
 
     every: int = 50
@@ -136,7 +136,7 @@ class Logging:
 
 
 def as_evaluation(value: Evaluation | Batches | None) -> Evaluation | None:
-    """Held-out data alone stands for an evaluation at the end."""
+    """Just held-out data means an evaluation at the end."""
     if value is None or isinstance(value, Evaluation):
         return value
     check_batches("Trainer(evaluation=...)", value)
@@ -144,10 +144,10 @@ def as_evaluation(value: Evaluation | Batches | None) -> Evaluation | None:
 
 
 def as_run_folder(value: RunFolder | pathlib.Path | str | None) -> RunFolder | None:
-    """A path alone stands for a folder with the usual settings."""
+    """Just a path means a folder with the default settings."""
     return value if value is None or isinstance(value, RunFolder) else RunFolder(value)
 
 
 def as_devices(value: Devices | int | None) -> Devices:
-    """A number alone stands for that many devices, each with a copy of every parameter."""
+    """Just a number means that many devices, each with a copy of every parameter."""
     return value if isinstance(value, Devices) else Devices(value)

@@ -15,8 +15,8 @@ MOST, IN_A_ROW = 0.9, 5
 # Warn if a violation stays FAR times above its tolerance and varies by no more than the share STILL
 # over this many LOGS, while the mean loss GROWS by this factor from their first half to the second.
 FAR, STILL, GROWS, LOGS = 10.0, 0.1, 1.2, 10
-# Updates that obey exactly bring a violation that can be removed below its tolerance in a few logs.
-# One that has not even fallen by this factor over LOGS is one that the model cannot remove.
+# Updates that obey exactly bring any violation that can be removed below its tolerance in a few
+# logs. A violation that has not even fallen by this factor over LOGS cannot be removed.
 SLOW = 10.0
 EXACT = ("update", "twice")
 # Warn if a figure exceeds its smallest value so far by this factor, which is no longer noise.
@@ -24,7 +24,7 @@ ORDERS = 1e3
 
 
 class Watch:
-    """Looks at what is logged anyway, and finds the ways in which constrained runs go wrong.
+    """Finds the usual ways in which constrained runs go wrong, from what is logged anyway.
 
     - Nearly all of the gradient is projected out, log after log. A run that has found the
       constrained optimum looks like that, too, but there the loss has fallen and the constraints
@@ -65,7 +65,7 @@ class Watch:
         """
         loss = figures.get("loss", math.nan)
         self._losses.append(loss)
-        # Contradicting constraints leave nothing of the gradient, too, and are reported elsewhere.
+        # Contradicting constraints also leave nothing of the gradient, but are reported elsewhere.
         resolved = [figures.get(constraint_metric(m.name, "resolved"), 1.0) for m in self._members]
         self._removed.append(figures.get(REMOVED, 0.0) if min(resolved, default=1.0) == 1 else 0.0)
         if self._first is None and math.isfinite(loss):
@@ -73,7 +73,7 @@ class Watch:
         violations = {}
         for member in self._members:
             name = constraint_metric(member.name, "violation")
-            # A constraint that does not act yet is not to blame.
+            # A constraint that does not act yet is not the cause.
             if name in figures and step > member.start:
                 violations[member.name] = figures[name]
                 self._violations[member.name].append(figures[name])
@@ -153,7 +153,7 @@ class Watch:
 
 
 def _advise(method: Method, members: tuple[Member, ...]) -> str:
-    """What to try where the constraints spoil a run."""
+    """What to try if the constraints spoil a run."""
     if not isinstance(method, NullSpace):
         return "a smaller `weight`, a later `start`"
     places = [_choose_placement(method, member) for member in members]

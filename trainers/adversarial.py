@@ -47,7 +47,7 @@ class Attack:
     def __call__(
         self, model: Any, x: Float[Array, "batch ..."], y: Int[Array, " batch"], key: Array
     ) -> Float[Array, "batch ..."]:
-        """The worst inputs found, as constants: no gradient passes through the attack."""
+        """The worst inputs that were found. No gradient passes through the attack."""
         found = self._ascend(model, x, x, y)
         for index in range(self.restarts):
             shift = jax.random.uniform(

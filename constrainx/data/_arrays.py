@@ -41,7 +41,7 @@ def arrays(
     """Batches from arrays in memory.
 
     Position k of the endless stream is example π_e(k mod n) with e = ⌊k / n⌋, where π_e is a
-    permutation that is a function of the seed and e alone. Batches straddle epochs, so that no
+    permutation that depends only on the seed and e. Batches straddle epochs, so that no
     example is dropped. A batch costs one indexing operation per array.
 
     Args:

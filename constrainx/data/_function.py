@@ -31,7 +31,7 @@ def from_function(function: Draw, *, batch: int, seed: int = 0) -> Batches:
 
     Args:
         function: ``function(rng, count)`` returns a pytree of arrays with ``count`` examples. It
-            must draw from ``rng`` alone, which is a function of the seed and the step.
+            must draw only from ``rng``, which is a function of the seed and the step.
         batch: the size of the global batch.
         seed: determines all batches.
 

@@ -19,8 +19,8 @@ def load_images(
 ) -> dict[str, Float[np.ndarray, "examples h w c"] | Int[np.ndarray, " examples"]]:
     """All examples of a prepared data set with images and labels, in the order of the files.
 
-    For data sets that fit into memory, such as Fashion-MNIST and CIFAR-10, which a network on a
-    few cores goes through faster than they can be decoded again in each epoch.
+    For data sets that fit into memory, such as Fashion-MNIST and CIFAR-10: on a few cores, decoding
+    them again in each epoch would take longer than training on them.
 
     Args:
         name: as TFDS spells it, such as ``"fashion_mnist"``.
@@ -38,7 +38,7 @@ def load_images(
     if not examples or not {"image", "label"} <= set(examples[0]):
         raise ArgumentError(
             f"`load_images` needs examples with an image and a label, but {name!r} has "
-            f"{sorted(examples[0]) if examples else 'none'}: use `tfds` with transforms of yours."
+            f"{sorted(examples[0]) if examples else 'none'}: use `tfds` with your own transforms."
         )
     return {
         "x": np.stack([example["image"] for example in examples]).astype(np.float32) / 255,

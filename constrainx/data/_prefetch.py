@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 Item = TypeVar("Item")
-# Seconds between two looks at whether to go on waiting, and that `close` waits for the thread.
+# Seconds between checks whether to keep waiting, and how long `close` waits for the thread.
 LOOK_EVERY, CLOSE_WITHIN = 0.1, 2.0
 
 
@@ -53,7 +53,7 @@ class Prefetched(Iterator[Item], Generic[Item]):
         """Waits for the next item; returns whether it is there.
 
         Args:
-            unless: is asked again and again, with the seconds waited so far, whether to give up.
+            unless: called repeatedly with the seconds waited so far; returns whether to give up.
         """
         start = time.monotonic()
         while not self._ended and self._queue.empty():
@@ -117,7 +117,7 @@ def _fill(iterator: Iterator[Any], ready: queue.Queue[Any], stop: threading.Even
     except BaseException as error:
         end = _End(error)
     _put(end, ready, stop)
-    # Here, because no other thread may do so while this one is in the iterator.
+    # Closed here, because no other thread may close it while this one is inside the iterator.
     if hasattr(iterator, "close"):
         iterator.close()
 

@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepared:
-    """Downloads a data set and stores it for random access, unless that was done before.
+    """Downloads a data set and stores it for random access, unless it is there already.
 
     Args:
         name: as TFDS spells it.
@@ -68,8 +68,8 @@ def prepare(name: str, data_dir: str | os.PathLike[str] | None = None) -> Prepar
         package = (error.name or "tensorflow").partition(".")[0]
         raise PreparationError(
             f"preparing {name} needs the package {package}, which could not be imported ({error}). "
-            f"Run `pip install {package}` and try again; reading needs no TensorFlow, so an "
-            f"environment of its own will do. {_manual_route(name, directory)}"
+            f"Run `pip install {package}` and try again; reading needs no TensorFlow, so a "
+            f"separate environment will do. {_manual_route(name, directory)}"
         ) from error
     except Exception as error:
         raise PreparationError(

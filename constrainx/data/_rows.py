@@ -17,7 +17,7 @@ from constrainx.errors import ArgumentError
 class Rows:
     """A process's rows of each batch, by random access, which Grain requires of a source.
 
-    Of batch i these are the elements (s + i)·B + p·b to (s + i)·B + (p + 1)·b − 1 of the examples,
+    For batch i these are the elements (s + i)·B + p·b to (s + i)·B + (p + 1)·b − 1 of the examples,
     where B is the size of the global batch, b that of process p, and s the first step. Past the end
     of the examples the last of them is repeated, which fills up the last batch of a pass.
 

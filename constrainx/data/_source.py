@@ -32,7 +32,7 @@ def open_source(name: str, split: str, data_dir: str | os.PathLike[str] | None) 
     except library.core.DatasetNotFoundError:
         builder = None
     except Exception as error:
-        # Whatever the parsers of JSON and of protocol buffers raise about half a file.
+        # Parsers of JSON and of protocol buffers raise all kinds of errors for an incomplete file.
         folder = os.path.join(directory, re.split(r"[/:]", name)[0])
         raise DamagedDataError(describe_damage(name, folder, error)) from error
     if builder is None or not builder.info.splits:
@@ -57,7 +57,7 @@ def open_source(name: str, split: str, data_dir: str | os.PathLike[str] | None) 
 
 
 def _check_files(builder: Any, split: str) -> None:
-    """Raises now if a file is missing or empty, which TFDS notices when it comes to read it."""
+    """Raises now if a file is missing or empty, which TFDS notices only when it reads the file."""
     wanted = [re.sub(r"\[.*", "", part).strip() for part in split.split("+")]
     for name, info in builder.info.splits.items():
         if name not in wanted and "all" not in wanted:
@@ -75,7 +75,7 @@ class Examples:
         source: from TFDS.
         count: how many there are.
         name: of the data set.
-        folder: that it is in.
+        folder: where it is.
         split: which part of it.
     """
 
@@ -98,7 +98,7 @@ class Examples:
 
 
 def describe_damage(name: str, folder: Any, error: Exception, *, what: str = "it") -> str:
-    """What is wrong with the files of a data set, and how to mend it, in a sentence or two."""
+    """What is wrong with the files of a data set, and how to fix it, in a sentence or two."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     reason = reason if len(reason) <= 200 else f"{reason[:200]}…"
     return (

@@ -1,4 +1,4 @@
-"""Draws runs over each other, each in a colour of its own."""
+"""Draws runs over each other, each in its own colour."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def arrange_panels(runs: Sequence[Run]) -> dict[str, list[Panel]]:
                     evaluation=violation_metric(name),
                     scale="log",
                 ),
-                # Rows are reduced and scaled for the step: not the figure that people read.
+                # Rows are reduced and scaled for the step, so this is not the figure to quote.
                 Panel(
                     title=f"{name}, root mean square of the rows in training",
                     train=constraint_metric(name, "violation"),
@@ -131,7 +131,7 @@ def find_evaluated(runs: Sequence[Run]) -> list[str]:
 
 
 def finite_values(panel: Panel, run: Run) -> list[float]:
-    """All that a run contributes to a panel, to choose the axis by."""
+    """All finite values that a run adds to a panel; the axis is chosen from them."""
     trained = read_series(run.train, panel.train)[1]
     evaluated = read_series(run.evaluation, panel.evaluation)[1]
     return [value for value in (*trained, *evaluated) if math.isfinite(value)]
@@ -171,7 +171,7 @@ def draw_panels(panels: Sequence[Panel], shown: Sequence[Shown], *, path: pathli
             )
             for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
                 text.set_text(label)
-                text.set_parse_math(False)  # A dollar in a name is a dollar.
+                text.set_parse_math(False)  # A dollar sign in a name is not the start of a formula.
         figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
@@ -216,7 +216,7 @@ def _draw_panel(axes: Axes, panel: Panel, shown: Sequence[Shown]) -> None:
     low, high = min(values), max(values)
     if low > 0 and (panel.scale == "log" or (panel.scale == "wide" and high > 100 * low)):
         axes.set_yscale("log")
-        if high < 10 * low:  # Powers of ten alone would label too little of the axis.
+        if high < 10 * low:  # Labels at powers of ten would be too few.
             axes.yaxis.set_major_locator(MaxNLocator(5))
             axes.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
             axes.yaxis.set_minor_locator(NullLocator())

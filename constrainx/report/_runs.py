@@ -47,7 +47,7 @@ def load(run: pathlib.Path) -> Run:
     """Reads a run's folder.
 
     A last line that a crash cut off is ignored. Where a run was resumed, earlier lines of steps
-    after the resume are dropped, and of two lines of the same kind and step the later one counts.
+    after the resume are dropped. If two lines have the same kind and step, the later one counts.
 
     Args:
         run: The folder, which holds `metrics.jsonl`.
@@ -154,7 +154,7 @@ def _read_object(path: pathlib.Path) -> Row:
 
 
 def replace_unprintable(text: str) -> str:
-    """The text with a replacement character for each that no font or terminal can show."""
+    """The text with a replacement character for each character that cannot be displayed."""
     return "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
     )
