@@ -85,7 +85,7 @@ def test_fewer_steps_than_were_taken_are_refused(constrainx, finished, tmp_path)
     run = shutil.copytree(finished, tmp_path / "run")
     code, text = constrainx("resume", run, "--devices", 1, "--epochs", 1)
     assert code == 1
-    assert "less than the 16 steps that have been taken" in text
+    assert "fewer than the 16 steps that have been taken" in text
     assert "changes" not in (run / "config.json").read_text()
 
 
