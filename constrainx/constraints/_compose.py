@@ -68,8 +68,11 @@ class Member:
     nearest: Callable[[PyTree, Any], PyTree] | None = None
 
     def gamma_at(self, step: Array) -> Float[Array, ""]:
-        """γ at a step."""
-        return jnp.asarray(self.gamma(step) if callable(self.gamma) else self.gamma, float)
+        """γ at a step, and not a number where a schedule returns one that is not allowed."""
+        if not callable(self.gamma):
+            return jnp.asarray(self.gamma, float)
+        gamma = jnp.asarray(self.gamma(step), float)
+        return jnp.where(jnp.isfinite(gamma) & (gamma >= 0), gamma, jnp.nan)
 
     def acts_at(self, step: Array) -> Array:
         """Whether the constraint acts at a step."""

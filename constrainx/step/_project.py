@@ -101,15 +101,30 @@ def correct_stage(
     rows = layout.ask(system.values, point.step, stage, reach=reach)
     acts = any_acts(point)
     if acts is None:
-        return system.correct(vector, rows, point.parameters, metric)
-    found = jax.lax.cond(
-        acts,
-        lambda v: system.correct(v, rows, point.parameters, metric),
-        lambda v: system.leave(v, rows),
-        vector,
-    )
-    # `cond` traces all that it returns, and which rows these are must stay known.
-    return found._replace(rows=rows)
+        found = system.correct(vector, rows, point.parameters, metric)
+    else:
+        found = jax.lax.cond(
+            acts,
+            lambda v: system.correct(v, rows, point.parameters, metric),
+            lambda v: system.leave(v, rows),
+            vector,
+        )
+        # `cond` traces all that it returns, and which rows these are must stay known.
+        found = found._replace(rows=rows)
+    return found._replace(vector=_spoil_if_gamma_is_not_allowed(found.vector, point))
+
+
+def _spoil_if_gamma_is_not_allowed(vector: PyTree, point: Point) -> PyTree:
+    """Not a number where a schedule of γ has returned one that is not allowed.
+
+    Solvers and active sets leave out rows that are not numbers, and nobody would know.
+    """
+    scheduled = [member for member in point.constraints if callable(member.gamma)]
+    if not scheduled:
+        return vector
+    wrong = [m.acts_at(point.step) & jnp.isnan(m.gamma_at(point.step)) for m in scheduled]
+    is_wrong = jnp.any(jnp.stack(wrong))
+    return jax.tree.map(lambda leaf: jnp.where(is_wrong, jnp.nan, leaf).astype(leaf.dtype), vector)
 
 
 def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> dict[str, Report]:

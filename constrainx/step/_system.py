@@ -307,6 +307,9 @@ class IterativeSystem(NamedTuple):
         )
         # If rows contradict each other, a solver stops for another reason: it cannot get closer.
         is_compatible = info.reason == Reason.RESIDUAL
+        # A solver returns the last finite iterate, but a step that is partly known is no step.
+        is_finite = info.reason != Reason.NOT_FINITE
+        change = jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, jnp.nan), change)
         return Solved(
             change=self._hold(change),
             iterations=jnp.asarray(info.iterations, jnp.int32),

@@ -1,5 +1,7 @@
 """Several constraints, solved together by LSMR."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,3 +81,34 @@ def test_a_constraint_of_small_scale_is_met_beside_others(solver):
     np.testing.assert_array_equal(unresolved, 0)
     np.testing.assert_allclose(jnp.sum(end["v"]), 1, atol=1e-5)
     np.testing.assert_allclose(orthogonal(end), 0, atol=1e-5)
+
+
+@jax.custom_jvp
+def hide(p):
+    """Zero, with a derivative that is not a number."""
+    return jnp.zeros(3) * p[:3]
+
+
+hide.defjvp(lambda primals, tangents: (hide(*primals), jnp.nan * tangents[0][:3]))
+
+
+@pytest.mark.parametrize("solver", ["auto", cx.LSMR(), cx.CG()], ids=["auto", "LSMR", "CG"])
+@pytest.mark.parametrize("kind", ["equality", "inequality"])
+def test_a_row_whose_gradient_is_not_a_number_spoils_the_step(solver, kind):
+    composed = cx.compose(lambda p: hide(p) + 1, bend)
+    first = dataclasses.replace(composed.members[0], kind=kind)
+    composed = dataclasses.replace(composed, members=(first, *composed.members[1:]))
+    optimizer = cx.constrain(optax.sgd(1e-2), composed, method=cx.NullSpace(solver=solver))
+    end, _, _ = run(optimizer, jnp.zeros(100), jnp.ones(100), steps=1)
+    assert not np.all(np.isfinite(end))
+
+
+@pytest.mark.parametrize("solver", ["gram", cx.LSMR()], ids=["gram", "LSMR"])
+@pytest.mark.parametrize("gamma", [jnp.nan, jnp.inf, -0.1], ids=["nan", "inf", "negative"])
+def test_a_schedule_of_gamma_that_leaves_its_range_spoils_the_step(gamma, solver):
+    composed = cx.compose(bend, gamma=lambda step: jnp.where(step < 1, 0.5, gamma))
+    optimizer = cx.constrain(optax.sgd(1e-2), composed, method=cx.NullSpace(solver=solver))
+    end, _, _ = run(optimizer, jnp.zeros(100), jnp.ones(100), steps=1)
+    assert np.all(np.isfinite(end))
+    end, _, _ = run(optimizer, jnp.zeros(100), jnp.ones(100), steps=2)
+    assert not np.all(np.isfinite(end))
