@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import pathlib
 from typing import Any
 
@@ -11,6 +13,8 @@ import jax
 from constrainx.recipes._recipe import Recipe
 from constrainx.runtime import RunError, read_object, write_object
 from constrainx.trainers import Ending, Result
+
+log = logging.getLogger("constrainx")
 
 
 def was_asked_to_stop(result: Result) -> bool:
@@ -43,7 +47,7 @@ def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[s
     }
     if jax.process_index() == 0:
         if is_done:
-            recipe.draw(result.model, folder / "picture.png")
+            _draw(recipe, result.model, folder / "picture.png")
         try:
             write_object(folder / "result.json", record)
         except OSError as error:
@@ -52,6 +56,16 @@ def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[s
                 f"are safe; make room and write it by `constrainx resume {folder}`."
             ) from error
     return record if is_done else None
+
+
+def _draw(recipe: Recipe, model: Any, path: pathlib.Path) -> None:
+    """Draws the model. A picture that does not fit on the disk must not cost the result."""
+    try:
+        recipe.draw(model, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        log.warning("%s could not be written: %s", path, error.strerror or error)
 
 
 def read_result(folder: pathlib.Path) -> dict[str, Any] | None:
