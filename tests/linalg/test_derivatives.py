@@ -15,6 +15,7 @@ import constrainx as cx
 from tests.linalg import dense
 
 TIGHT = cx.LSMR(rtol=1e-14, condition_limit=1e15)
+CLOSE = cx.CG(rtol=1e-13)  # compiles faster, and the derivative rule does not depend on the solver
 DAMPINGS = {
     "undamped": (0.0, False),
     "damped": (0.4, False),
@@ -97,7 +98,8 @@ def test_forward_and_reverse_mode_match_finite_differences(x64, case, damping):
 @pytest.mark.parametrize("damping", ["undamped", "traced"])
 @pytest.mark.parametrize("case", [c for c in dense.CASES if c.rows > 1 < c.columns], ids=str)
 def test_gradients_of_gradients_match_finite_differences(x64, case, damping):
-    problem, reference = scalar_problem(case, *DAMPINGS[damping])
+    solver = TIGHT if damping == "undamped" else CLOSE
+    problem, reference = scalar_problem(case, *DAMPINGS[damping], solver=solver)
     expected = dense.second_derivative(reference, 0.2)
     found = GRADIENT_OF_GRADIENT(0.2, *problem)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
@@ -108,7 +110,8 @@ def test_gradients_of_gradients_match_finite_differences(x64, case, damping):
 @pytest.mark.parametrize("name", ["tall-deficient", "wide-deficient"])
 def test_mixed_second_derivatives_match_finite_differences(x64, name, damping, mode):
     case = next(c for c in dense.CASES if c.name == name)
-    problem, reference = scalar_problem(case, *DAMPINGS[damping])
+    solver = TIGHT if damping == "undamped" else CLOSE
+    problem, reference = scalar_problem(case, *DAMPINGS[damping], solver=solver)
     expected = dense.second_derivative(reference, 0.2)
     np.testing.assert_allclose(MIXED[mode](0.2, *problem), expected, rtol=1e-5, atol=1e-6)
 
