@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any, Literal, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -44,7 +45,7 @@ def load(
         raise CheckpointError(f"{folder} has no complete checkpoint.")
     found: Any = model
     if found is None:
-        found = read_recipe(folder, file=recipe).trainer(progress=False).model
+        found = _build(folder, recipe)
     stored = StoredCheckpoints(folder / "checkpoints")
     try:
         arrays = stored.read_arrays(stored.find(step), ("parameters.", "rest.", "ema."))
@@ -53,6 +54,15 @@ def load(
     _fill(found, arrays, average=average, folder=folder)
     found.eval()
     return found
+
+
+def _build(folder: pathlib.Path, recipe: pathlib.Path | str | None) -> nnx.Module:
+    """The model of a run's recipe, with fresh weights."""
+    chosen = read_recipe(folder, file=recipe)
+    if jax.process_count() == 1:
+        # Nothing is trained, so the batch need not be a multiple of the devices that are here.
+        chosen = chosen.but(devices=1, fsdp=1)
+    return chosen.trainer(progress=False).model
 
 
 def _fill(

@@ -9,4 +9,5 @@ from constrainx.models.published._names import Name as Name
 from constrainx.models.published._names import names_of as names_of
 from constrainx.models.published._pickled import read_pickled as read_pickled
 from constrainx.models.published._weights import load_weights as load_weights
+from constrainx.models.published._weights import name_arrays as name_arrays
 from constrainx.models.published._weights import save_weights as save_weights

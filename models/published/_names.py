@@ -36,8 +36,9 @@ def names_of(model: Any, layout: Layout) -> list[Name]:
     if isinstance(model, Swin):
         return list(_name_swin(model, layout))
     raise ArgumentTypeError(
-        f"published weights are known for `ResNet` and `Swin`, got {type(model).__name__}: load "
-        "others with `read_pickled` or safetensors, and assign the arrays by hand."
+        f"the layout of {layout} is known for `ResNet` and `Swin`, got {type(model).__name__}. "
+        "Load the weights of others with `read_pickled` or safetensors, and assign them by hand; "
+        "`constrainx export` without `--layout` writes those of any model."
     )
 
 

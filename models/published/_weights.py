@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import re
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from constrainx.errors import ArgumentError
+from constrainx.models._windows import index_positions
 from constrainx.models.published._names import Kind, Layout, Name, names_of
 from constrainx.models.published._pickled import WeightsFileError, read_pickled
 
@@ -93,10 +95,8 @@ def load_weights(
 def save_weights(model: nnx.Module, path: pathlib.Path | str, *, layout: Layout) -> None:
     """Saves a `ResNet` or `Swin` as a ``.safetensors`` file in a published layout.
 
-    Masks are not a part of it: save ``cx.masks.export(model)``, whose weights have the zeros.
-
     Args:
-        model: the model.
+        model: the model, without masks: ``cx.masks.export(model)`` puts their zeros in the weights.
         path: the file to write; ends in ``.safetensors``.
         layout: whose names to use.
     """
@@ -105,11 +105,40 @@ def save_weights(model: nnx.Module, path: pathlib.Path | str, *, layout: Layout)
         raise ArgumentError(f"`path` must end in .safetensors, got {path}.")
     from safetensors.numpy import save_file
 
-    arrays: dict[str, np.ndarray] = {}
+    save_file(name_arrays(model, layout), path, metadata={"format": "pt"})
+
+
+def name_arrays(model: nnx.Module, layout: Layout) -> dict[str, np.ndarray]:
+    """All arrays of a `ResNet` or `Swin` under the names, and in the shapes, of a published layout.
+
+    Args:
+        model: the model, without masks: ``cx.masks.export(model)`` puts their zeros in the weights.
+        layout: whose names to use.
+
+    Raises:
+        ArgumentError: the model has arrays that the layout has no place for, such as masks.
+        ArgumentTypeError: the model is neither a `ResNet` nor a `Swin`.
+    """
     variables = _find_variables(model)
-    for name in names_of(model, layout):
+    names = names_of(model, layout)
+    nameless = sorted(variables.keys() - {name.ours for name in names})
+    if nameless:
+        raise ArgumentError(
+            f"the layout of {layout} has no name for {', '.join(nameless[:3])}"
+            f"{f' and {len(nameless) - 3} more' if len(nameless) > 3 else ''}. If these are masks, "
+            "pass `cx.masks.export(model)`, whose weights have their zeros."
+        )
+    arrays: dict[str, np.ndarray] = {}
+    for name in names:
         arrays |= _to_theirs(np.asarray(variables[name.ours][...]), name)
-    save_file(arrays, path, metadata={"format": "pt"})
+    if layout == "torchvision":
+        # Theirs is a part of the state, and loading without it is an error.
+        arrays |= {
+            name.replace("_bias_table", "_index"): index_positions(_side_of(table)).flatten()
+            for name, table in arrays.items()
+            if name.endswith("relative_position_bias_table")
+        }
+    return arrays
 
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -190,6 +219,11 @@ def _from_theirs(arrays: list[np.ndarray], kind: Kind) -> np.ndarray:
     if kind == "convolution":
         return array.transpose(2, 3, 1, 0)
     return array.T if kind == "matrix" else array
+
+
+def _side_of(table: np.ndarray) -> int:
+    """The side of the window that has this table of (2 side − 1)² relative positions."""
+    return (math.isqrt(table.shape[0]) + 1) // 2
 
 
 def _to_theirs(array: np.ndarray, name: Name) -> dict[str, np.ndarray]:

@@ -10,9 +10,17 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from safetensors.numpy import load_file, save_file
 
+import constrainx as cx
 from constrainx.models import ResNet, Swin
-from constrainx.models.published import load_weights, names_of, read_pickled, save_weights
+from constrainx.models.published import (
+    load_weights,
+    name_arrays,
+    names_of,
+    read_pickled,
+    save_weights,
+)
 
 HERE = pathlib.Path(__file__).parent / "published"
 LAYOUTS = ("torchvision", "timm", "transformers")
@@ -82,6 +90,22 @@ def test_every_array_of_a_model_has_one_name(make, layout):
     assert len(theirs) == len(set(theirs))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_written_names_and_indices_are_those_of_the_library(layout):
+    published = load_file(HERE / f"swin-{layout}.safetensors")
+    written = name_arrays(load_weights(small_swin(), HERE / f"swin-{layout}.safetensors"), layout)
+    assert written.keys() == published.keys()
+    for name, array in published.items():
+        np.testing.assert_array_equal(written[name], array, strict=True)
+
+
+def test_masks_are_not_dropped_in_silence(tmp_path):
+    model = cx.masks.add_masks(small_resnet())
+    with pytest.raises(ValueError, match=r"no name for first\.kernel_mask, .*masks\.export"):
+        save_weights(model, tmp_path / "weights.safetensors", layout="timm")
+    save_weights(cx.masks.export(model), tmp_path / "weights.safetensors", layout="timm")
+
+
 def test_weights_of_another_size_are_refused_and_change_nothing():
     model = small_swin(classes=4)
     before = jax.tree.map(np.array, nnx.state(model, nnx.Param))
@@ -145,8 +169,6 @@ def test_a_new_head_keeps_its_weights():
 
 
 def test_names_of_older_files_are_known(tmp_path):
-    from safetensors.numpy import load_file, save_file
-
     arrays = load_file(HERE / "swin-timm.safetensors")
     older = {
         name.replace("layers.1.downsample", "layers.0.downsample").replace("head.fc.", "head."): a
