@@ -63,7 +63,9 @@ class ConstrainedState(NamedTuple):
 def initial_state(constraints: Composed, multipliers: PyTree = ()) -> ConstraintState:
     """The state before the first step."""
     yes, zero = jnp.ones((), bool), jnp.zeros((), jnp.int32)
-    report = Report(jnp.full((), jnp.nan), ~yes, yes, ~yes, zero, yes)
+    # Without a dtype it would be weakly typed, unlike that of a step, which would compile twice.
+    unknown = jnp.full((), jnp.nan, jnp.result_type(float))
+    report = Report(unknown, ~yes, yes, ~yes, zero, yes)
     # A copy for each, so that buffers can be donated.
     reports = {name: jax.tree.map(jnp.copy, report) for name in constraints.names}
     return ConstraintState(zero, reports, multipliers, jnp.zeros(()))
