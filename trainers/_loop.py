@@ -19,9 +19,10 @@ from constrainx.errors import UserError
 from constrainx.runtime import Callback, CheckpointError, Checkpoints, StopRequests
 from constrainx.step import contradictions
 from constrainx.trainers._batches import GiveUp, wait_for
-from constrainx.trainers._program import OnNonFinite, Totals
+from constrainx.trainers._program import OnNonFinite
 from constrainx.trainers._settings import Monitor, OnSaveError
 from constrainx.trainers._state import Progress, State
+from constrainx.trainers._totals import STEPS, Totals, find_means
 from constrainx.trainers._watch import Watch
 
 # Steps that may be queued: the device always has work, and memory for batches stays bounded.
@@ -258,8 +259,7 @@ class Loop:
     def _read_totals(self, totals: Any, clock: float, steps: int) -> dict[str, float]:
         """Means since the last log. The host waits for the device here and nowhere else."""
         sums = {name: float(value) for name, value in jax.device_get(totals).items()}
-        taken = sums.pop("steps")
-        figures = {name: value / max(taken, 1.0) for name, value in sums.items()}
+        taken, figures = sums[STEPS], find_means(sums)
         elapsed = time.perf_counter() - clock
         if steps:
             figures["steps_per_second"] = steps / elapsed

@@ -16,15 +16,15 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints import Composed, reseed_streams
 from constrainx.errors import ArgumentError, ArgumentTypeError
-from constrainx.runtime import REMOVED, constraint_metric
+from constrainx.runtime import REMOVED
 from constrainx.step import ConstrainedState, reports
 from constrainx.trainers._guard import find_not_finite, name_causes
 from constrainx.trainers._learning_rate import LearningRate, read_learning_rate
 from constrainx.trainers._state import Health, State, split_model, start_healthy
+from constrainx.trainers._totals import Totals, add_totals, describe_reports
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 OnNonFinite: TypeAlias = Literal["stop", "skip"]
-Totals: TypeAlias = dict[str, Float[Array, ""]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +46,7 @@ class Program:
         on_nonfinite: whether a step that is not finite ends the run or is skipped.
         exempt: paths in the state that the guard does not look at, see `find_exempt`.
         learning_rate: what the optimizer was made with, to log it; None if that is not known.
+        log_every: steps between logs, for which constraints are evaluated that do not act.
     """
 
     graph: nnx.GraphDef
@@ -62,6 +63,7 @@ class Program:
     on_nonfinite: OnNonFinite
     exempt: frozenset[str] = frozenset()
     learning_rate: LearningRate | None = None
+    log_every: int = 1
 
     @property
     def causes(self) -> tuple[str, ...]:
@@ -91,10 +93,11 @@ class Program:
         if self.augment is not None:
             batch = self.augment(batch, augment_key)
         loss, metrics, rest, gradients = self._gradients(state, batch, loss_key)
-        extra = {}
+        extra: dict[str, Any] = {}
+        is_logged = (state.step + 1) % self.log_every == 0
         if self.constraints is not None:
             module = self.model(state.parameters, state.rest)
-            extra = {"batch": batch, "key": constraint_key, "module": module}
+            extra = {"batch": batch, "key": constraint_key, "module": module, "measure": is_logged}
         before = self._put_together(state.optimizer, state.constraints)
         updates, after = self.optimizer.update(gradients, before, state.parameters, **extra)
         optimizer, constraints = self._take_apart(after)
@@ -125,14 +128,19 @@ class Program:
         norms = {"gradient_norm": _norm(gradients), "update_norm": update_norm}
         rate = read_learning_rate(state, optimizer, self.learning_rate)
         rates = {} if rate is None else {"learning_rate": rate}
-        metrics = {"loss": loss, **norms, **rates, **metrics, **_figures(found)}
+        metrics = {"loss": loss, **norms, **rates, **metrics}
         if self.constraints is not None:
+            evaluated = {
+                m.name: None if m.acts_always else m.acts_at(state.constraints.step) | is_logged
+                for m in self.constraints
+            }
+            metrics |= describe_reports(found, evaluated)
             metrics[REMOVED] = constraints.removed
         # A step that is skipped counts. One that ends the run does not.
         counts = jnp.ones((), bool) if self.on_nonfinite == "skip" else is_good
         return (
             kept._replace(step=state.step + counts, health=health),
-            _add_totals(totals, metrics, is_good),
+            add_totals(totals, metrics, is_good),
             loss,
         )
 
@@ -271,25 +279,6 @@ def _norm(tree: PyTree) -> Float[Array, ""]:
         for leaf in jax.tree.leaves(tree)
     ]
     return jnp.sqrt(sum(products, jnp.zeros(())))
-
-
-def _figures(found: Mapping[str, Any]) -> dict[str, Array]:
-    """The reports of the constraints as metrics."""
-    return {
-        constraint_metric(name, field): jnp.asarray(value, jnp.float32)
-        for name, report in found.items()
-        for field, value in report._asdict().items()
-        if field != "active"
-    }
-
-
-def _add_totals(totals: Totals, metrics: Mapping[str, Array], is_good: Array) -> Totals:
-    """Adds up the metrics of steps that were taken; the host divides by their number."""
-    metrics = {"steps": jnp.ones(()), **metrics}
-    return {
-        name: totals.get(name, 0.0) + jnp.where(is_good, value, 0)
-        for name, value in metrics.items()
-    }
 
 
 def _check_scalars(loss: Any, metrics: Any) -> None:

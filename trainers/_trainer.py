@@ -208,6 +208,7 @@ class Trainer:
             seed=self.seed,
             on_nonfinite=self.on_nonfinite,
             learning_rate=self.logging.learning_rate,
+            log_every=self.logging.every,
         )
         start = program.initial(self.model)
         self._program = dataclasses.replace(program, exempt=find_exempt(start))

@@ -78,6 +78,11 @@ class Member:
         """Whether the constraint acts at a step."""
         return (step >= self.start) & ((step - self.start) % self.every == 0)
 
+    @property
+    def acts_always(self) -> bool:
+        """Whether there is no step at which the constraint does not act."""
+        return self.start == 0 and self.every == 1
+
     def measure(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
         """The constraint's own figure of its violation, for the whole model."""
         assert self.attached is not None, "a plain function has no model to be measured on"

@@ -57,9 +57,16 @@ class ClosedForm:
         """A descent direction or an update that obeys the constraint, if this is its stage."""
         if stage not in STAGES[self.placement]:
             return vector
+        parameters = self.point.parameters
+        vector = jax.tree.map(lambda v, p: v.astype(p.dtype), vector, parameters)
+        if self.member.acts_always:
+            return self._correct(vector, stage)
+        acts = self.member.acts_at(self.point.step)
+        return jax.lax.cond(acts, lambda v: self._correct(v, stage), lambda v: v, vector)
+
+    def _correct(self, vector: PyTree, stage: Stage) -> PyTree:
         member, point = self.member, self.point
         parameters = point.parameters
-        vector = jax.tree.map(lambda v, p: v.astype(p.dtype), vector, parameters)
         nearest, inside = jax.jvp(self._find_nearest, (parameters,), (vector,))
         gamma = member.gamma_at(point.step)
         if stage == "gradient" and self.placement == "twice":
@@ -68,14 +75,18 @@ class ClosedForm:
         def pull(v: Array, p: Array, n: Array) -> Array:
             return (v - gamma * (p - n)).astype(v.dtype)
 
-        corrected = jax.tree.map(pull, inside, parameters, nearest)
-        acts = member.acts_at(point.step)
-        return jax.tree.map(lambda new, old: jnp.where(acts, new, old), corrected, vector)
+        return jax.tree.map(pull, inside, parameters, nearest)
 
     def report(self) -> Report:
         """How the constraint fares: its step is exact."""
         yes = jnp.ones((), bool)
-        violation = self._measure_violation()
+        needed, find = self.point.needs(self.member), self._measure_violation
+        shape = jax.eval_shape(find)
+        violation = (
+            find()
+            if needed is None
+            else jax.lax.cond(needed, find, lambda: jnp.zeros(shape.shape, shape.dtype))
+        )
         return Report(
             violation=violation,
             met=violation <= self.member.tolerance,

@@ -86,47 +86,36 @@ def place_rows(member: Member, traced: Traced) -> Placement:
 def linearise(point: Point, solver: SolverChoice, counts: tuple[int, ...]) -> System:
     """The rows of all constraints at a point, once for all stages of a step.
 
-    A step at which no constraint acts costs a forward pass, to know the violations.
+    Only constraints that act at this step are differentiated. Others cost a forward pass if they
+    are to be measured, and nothing if not.
 
     Args:
         point: where.
         solver: "auto", "gram", or a least-squares solver.
         counts: how many rows each constraint has.
     """
-    arguments = _arguments(point)
+    keys = point.constraints.keys(point.key)
 
     def function(p: PyTree) -> Float[Array, " rows"]:
-        return jnp.concatenate([member.rows(p, *inputs) for member, *inputs in arguments])
-
-    def differentiate() -> StackedJacobian:
-        return StackedJacobian(
-            tuple(_differentiate(point.parameters, *argument) for argument in arguments)
-        )
+        pairs = zip(point.constraints, keys, strict=True)
+        return jnp.concatenate([point.evaluate(member, p, key) for member, key in pairs])
 
     route = pick_route(solver, point, counts)
     if route == "iterative":
         return _iterative(point, function, counts, None if isinstance(solver, str) else solver)
-
-    def with_gram() -> GramSystem:
-        jacobian = differentiate()
-        return GramSystem(jacobian, jacobian.gram())
-
-    def evaluate_alone() -> GramSystem:
-        shapes = jax.eval_shape(with_gram)
-        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        values, start, parts = function(point.parameters), 0, []
-        for part, count in zip(blank.jacobian.parts, counts, strict=True):
-            parts.append(dataclasses.replace(part, values=values[start : start + count]))
-            start += count
-        return GramSystem(StackedJacobian(tuple(parts)), blank.gram)
-
+    jacobian = StackedJacobian(
+        tuple(_differentiate_if_it_acts(point, *argument) for argument in _arguments(point))
+    )
     acts = any_acts(point)
-    return with_gram() if acts is None else jax.lax.cond(acts, with_gram, evaluate_alone)
+    if acts is None:
+        return GramSystem(jacobian, jacobian.gram())
+    blank = _blank(jax.eval_shape(jacobian.gram))
+    return GramSystem(jacobian, jax.lax.cond(acts, jacobian.gram, lambda: blank))
 
 
 def any_acts(point: Point) -> Bool[Array, ""] | None:
     """Whether any constraint acts at this step, or None if one always does."""
-    if any(member.start == 0 and member.every == 1 for member in point.constraints):
+    if any(member.acts_always for member in point.constraints):
         return None
     return jnp.any(jnp.stack([member.acts_at(point.step) for member in point.constraints]))
 
@@ -184,6 +173,29 @@ def check_solver(solver: Any) -> None:
 def _arguments(point: Point) -> list[tuple[Member, Any, Array, Any]]:
     keys = point.constraints.keys(point.key)
     return [(m, point.batch, k, point.model) for m, k in zip(point.constraints, keys, strict=True)]
+
+
+def _differentiate_if_it_acts(
+    point: Point, member: Member, batch: Any, key: Array, model: Any
+) -> RowJacobian:
+    """The Jacobian of one constraint, or one of zeros, with its values if they are needed."""
+
+    def differentiate() -> RowJacobian:
+        return _differentiate(point.parameters, member, batch, key, model)
+
+    if member.acts_always:
+        return differentiate()
+
+    def evaluate_alone() -> RowJacobian:
+        blank = _blank(jax.eval_shape(differentiate))
+        values = point.evaluate(member, point.parameters, key)
+        return dataclasses.replace(blank, values=values)
+
+    return jax.lax.cond(member.acts_at(point.step), differentiate, evaluate_alone)
+
+
+def _blank(shapes: PyTree) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
 
 def _differentiate(

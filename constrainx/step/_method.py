@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from constrainx.constraints import Composed, Member
 from constrainx.step._report import Report
@@ -27,6 +27,7 @@ class Point(NamedTuple):
         batch: the training batch, or None.
         key: for constraints that draw samples.
         model: the model with its current state, or None if the constraints hold their own.
+        measure: whether to evaluate constraints that do not act at this step, too.
     """
 
     constraints: Composed
@@ -35,17 +36,37 @@ class Point(NamedTuple):
     batch: Any
     key: Array
     model: Any
+    measure: Bool[Array, ""] | bool = True
 
     def rows(self, parameters: PyTree) -> dict[str, Float[Array, " rows"]]:
         """The rows of all constraints by name, for other parameters at this point.
 
-        Their derivative is with respect to what each constraint may move.
+        Their derivative is with respect to what each constraint may move. The rows of a constraint
+        that neither acts at this step nor is to be measured are zero, without evaluating it.
         """
         keys = self.constraints.keys(self.key)
         return {
-            member.name: member.rows(member.hold(parameters), self.batch, key, self.model)
+            member.name: self.evaluate(member, member.hold(parameters), key)
             for member, key in zip(self.constraints, keys, strict=True)
         }
+
+    def evaluate(self, member: Member, parameters: PyTree, key: Array) -> Float[Array, " rows"]:
+        """The rows of one constraint, or zeros if nobody needs them at this step."""
+
+        def find(parameters: PyTree) -> Float[Array, " rows"]:
+            return member.rows(parameters, self.batch, key, self.model)
+
+        needed = self.needs(member)
+        if needed is None:
+            return find(parameters)
+        shape = jax.eval_shape(find, parameters)
+        return jax.lax.cond(needed, find, lambda _: jnp.zeros(shape.shape, shape.dtype), parameters)
+
+    def needs(self, member: Member) -> Bool[Array, ""] | None:
+        """Whether a constraint acts at this step or is to be measured; None if that is certain."""
+        if member.acts_always or self.measure is True:
+            return None
+        return member.acts_at(self.step) | self.measure
 
 
 class Taken(NamedTuple):
@@ -108,7 +129,8 @@ class Method(Protocol):
         """One step.
 
         Args:
-            point: where, with ``point.rows(parameters)`` for the constraints.
+            point: where, with ``point.rows(parameters)`` for the constraints. The rows of one that
+                does not act at ``point.step`` are zero, unless it is to be measured.
             gradients: of the loss.
             optimize: gradients ↦ the optimizer's update and its new state.
             multipliers: what the method remembered.

@@ -69,7 +69,8 @@ def nullspace(
 
     Returns:
         A transformation whose ``update`` takes ``params`` and, where constraints need them,
-        ``batch=``, ``key=`` and ``module=``.
+        ``batch=``, ``key=`` and ``module=``. A constraint that does not act at a step is not
+        evaluated, and its report keeps the last violation, unless ``measure=`` is true.
     """
     method = NullSpace(placement="gradient", solver=solver)
     constraints = _compose(constraint, model, gamma)
@@ -83,7 +84,7 @@ def nullspace(
     ) -> tuple[PyTree, ConstraintState]:
         point = _point(constraints, params, state, extra)
         taken = method.take(point, updates, lambda gradients: (gradients, None), ())
-        return taken.update, _advance(state, taken)
+        return taken.update, _advance(state, taken, point)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -115,7 +116,8 @@ def constrain(
 
     Returns:
         A transformation whose ``update`` takes ``params`` and, where constraints need them,
-        ``batch=``, ``key=`` and ``module=``.
+        ``batch=``, ``key=`` and ``module=``. A constraint that does not act at a step is not
+        evaluated, and its report keeps the last violation, unless ``measure=`` is true.
     """
     chosen = as_method(method)
     optimizer = optax.with_extra_args_support(optimizer)
@@ -142,7 +144,7 @@ def constrain(
 
         point = _point(constraints, params, outer, extra)
         taken = chosen.take(point, updates, optimize, outer.multipliers)
-        outer = _advance(outer, taken)
+        outer = _advance(outer, taken, point)
         return taken.update, ConstrainedState(taken.optimizer, outer)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -183,14 +185,30 @@ def _point(
     key = extra.get("key")
     key = jax.random.fold_in(jax.random.key(0), state.step) if key is None else key
     constraints.check_current(params, extra.get("batch"), key, extra.get("module"), fix=fix)
-    return Point(constraints, params, state.step, extra.get("batch"), key, extra.get("module"))
+    return Point(
+        constraints=constraints,
+        parameters=params,
+        step=state.step,
+        batch=extra.get("batch"),
+        key=key,
+        model=extra.get("module"),
+        measure=extra.get("measure", False),
+    )
 
 
-def _advance(state: ConstraintState, taken: Taken) -> ConstraintState:
+def _advance(state: ConstraintState, taken: Taken, point: Point) -> ConstraintState:
     """The next state; figures keep their dtypes, so that the state's type does not change."""
     reports, removed = jax.tree.map(
         lambda new, old: jnp.asarray(new, jnp.result_type(old)),
         (taken.reports, taken.removed),
         (state.reports, state.removed),
     )
+    for member in point.constraints:
+        needed = point.needs(member)
+        if needed is not None:
+            new, old = reports[member.name], state.reports[member.name]
+            reports[member.name] = new._replace(
+                violation=jnp.where(needed, new.violation, old.violation),
+                met=jnp.where(needed, new.met, old.met),
+            )
     return ConstraintState(state.step + 1, reports, taken.multipliers, removed)

@@ -88,6 +88,24 @@ def test_logs_are_means_since_the_last_log(plain):
     assert recorder.logged[3]["update_norm"] > 0
 
 
+def test_the_violation_of_a_constraint_is_the_mean_of_the_steps_that_evaluate_it():
+    """Those at which it acts, here 1, 3 and 5, and the last before a log, here 2 and 5."""
+    every_step, seldom = Recorder(), Recorder()
+    for recorder, log_every in ((every_step, 1), (seldom, 3)):
+        trainer(
+            constraints=[unit_hidden(start=1, every=2)],
+            steps=7,
+            log_every=log_every,
+            callbacks=[recorder],
+        ).fit()
+    name = "constraints/unit-norm/violation"
+    values = [figures[name] for figures in every_step.logged.values()]
+    assert len(set(values)) == 7
+    assert seldom.logged[3][name] == pytest.approx((values[1] + values[2]) / 2, rel=1e-6)
+    assert seldom.logged[6][name] == pytest.approx((values[3] + values[5]) / 2, rel=1e-6)
+    assert name not in seldom.logged[7]
+
+
 def test_callbacks_are_called_at_the_right_steps(plain):
     _, result, recorder, _ = plain
     assert recorder.started == [0]
