@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from scipy import optimize
 
 from constrainx.checks._geometry import ROUNDING, Rank, flatten_entries, measure_eps, stack_rows
-from constrainx.step import Point
+from constrainx.step import Point, pull_rows
 
 # Rows that are computed at a time.
 TOGETHER = 32
@@ -116,7 +116,7 @@ def _compute_rows(
     @jax.jit
     def pull(parameters: PyTree, cotangents: Array) -> PyTree:
         _, back = jax.vjp(lambda p: stack_rows(point, p), parameters)
-        return jax.vmap(back)(cotangents)[0]
+        return pull_rows(back, cotangents)[0]
 
     values = evaluate(point.parameters)
     rows = values.shape[0]

@@ -1,5 +1,6 @@
 """The null-space step, the methods to compare it with, and the protocol that they share."""
 
+from constrainx.step._jacobian import pull_rows as pull_rows
 from constrainx.step._lagrangian import Lagrangian as Lagrangian
 from constrainx.step._linearise import SolverChoice as SolverChoice
 from constrainx.step._linearise import Traced as Traced

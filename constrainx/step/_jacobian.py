@@ -187,10 +187,24 @@ def rows_of(
         return of_leaves([next(rest) if live[i] else leaf for i, leaf in enumerate(leaves)])
 
     values, pullback = jax.vjp(of_moving, moving)
-    (gradients,) = jax.vmap(pullback)(jnp.eye(values.size, dtype=values.dtype))
+    (gradients,) = pull_rows(pullback, jnp.eye(values.size, dtype=values.dtype))
     found = iter(gradients)
     blocks = [Stored(next(found)) if is_live else Absent() for is_live in live]
     return RowJacobian(values, tuple(blocks), tree, movable)
+
+
+def pull_rows(
+    pullback: Callable[[Array], PyTree], cotangents: Float[Array, "rows outputs"]
+) -> PyTree[Float[Array, "rows ..."]]:
+    """A backward pass for each row of cotangents: in one batch, or in turn where JAX cannot.
+
+    JAX has no rule for the batch of a convolution with groups whose kernel lies on a mesh, nor for
+    every kernel that a user may call.
+    """
+    try:
+        return jax.vmap(pullback)(cotangents)
+    except NotImplementedError:
+        return jax.lax.map(pullback, cotangents)
 
 
 def rows_of_slices(

@@ -137,3 +137,28 @@ def test_kernel_gradients_are_right_in_any_layout(layout):
     numbers = jax.lax.conv_dimension_numbers(x.shape, kernel.shape, layout)
     found = patches.kernel_gradient(x, signals, kernel=kernel.shape, layout=numbers, **geometry)
     np.testing.assert_allclose(found, pullback(signals)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_convolutions_with_groups_on_a_mesh(groups):
+    """JAX cannot batch the gradient of their kernels there, and a trainer places all on a mesh."""
+    model = nnx.Conv(4, 4, (3, 3), feature_group_count=groups, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(model)
+    images = jax.random.normal(jax.random.key(1), (3, 5, 5, 4))
+
+    def row(params, piece):
+        return jnp.sum(jnp.sin(nnx.merge(graph, params)(piece)))
+
+    def rows(params):
+        return jax.vmap(row, in_axes=(None, 0))(params, images)
+
+    flat, unravel = ravel_pytree(params)
+    dense = jax.jacobian(lambda flat: rows(unravel(flat)))(flat)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    placed = jax.device_put(params, jax.sharding.NamedSharding(mesh, jax.P()))
+    for find in (
+        lambda params: jacobian.rows_of(rows, params),
+        lambda params: jacobian.rows_of_slices(row, params, images),
+    ):
+        J = jacobian.StackedJacobian((jax.jit(find)(placed),))
+        np.testing.assert_allclose(J.materialise(params), dense, rtol=2e-5, atol=1e-5)
