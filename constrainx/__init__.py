@@ -38,6 +38,7 @@ from constrainx.linalg import LinearOperator as LinearOperator
 from constrainx.linalg import Reason as Reason
 from constrainx.linalg import Solver as Solver
 from constrainx.linalg import lstsq as lstsq
+from constrainx.models import recalibrate as recalibrate
 from constrainx.recipes import load as load
 from constrainx.runtime import Callback as Callback
 from constrainx.runtime import CheckpointError as CheckpointError
