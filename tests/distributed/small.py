@@ -1,9 +1,7 @@
-"""A run small enough for every layout of devices and processes.
-
-One process of several: `python -m tests.distributed.small SPEC RUN STEPS ACTION`.
-"""
+"""A run small enough for every layout of devices and processes."""
 
 import json
+import os
 import sys
 
 import jax
@@ -90,11 +88,31 @@ def refuse_misfits(run):
     return said
 
 
+def run_apart(out, flags, function, *arguments):
+    """Calls a function in a process that was forked for it, with its output in files."""
+    for path, number in ((out, 1), (f"{out}.error", 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.environ["XLA_FLAGS"] = flags
+    function(*arguments)
+
+
+def join_cluster():
+    """Joins a cluster although there is none."""
+    names = ("SLURM", "OMPI", "KUBERNETES", "JAX_", "TPU", "PMI")
+    for name in [name for name in os.environ if name.startswith(names)]:
+        del os.environ[name]
+    with distributed.supervise("auto"):
+        pass
+
+
 def main(spec, run, steps, action):
+    """One process of several."""
     sharding.SMALLEST_SPLIT = SPLIT
     if action == "impatient":
-        distributed.JOIN_SECONDS = 3
-    with distributed.supervise(None if spec == "alone" else spec, run=run):
+        distributed.JOIN_SECONDS = 2
+    if action == "short heartbeats":
+        distributed.HEARTBEAT_SECONDS = 6
+    with distributed.supervise(spec, run=run):
         if action == "misfits":
             sys.stdout.write(json.dumps(refuse_misfits(run)) + "\n")
             return
@@ -102,15 +120,9 @@ def main(spec, run, steps, action):
         # No process has all of a large parameter.
         layout = {"fsdp": len(jax.devices())}
         made = trainer(
-            run=run, steps=int(steps), save_every=10, callbacks=[listener], **layout, **evaluation()
+            run=run, steps=steps, save_every=10, callbacks=[listener], **layout, **evaluation()
         )
-        if action == "resume":
-            made.restore()
         result = made.fit(on_signal="return")
         outcome = {"losses": listener.values, "metrics": result.metrics}
         outcome |= {"reason": result.reason, "step": result.step}
         sys.stdout.write(json.dumps(outcome) + "\n")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,12 +2,12 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
 import signal
 import socket
-import subprocess
-import sys
+import tempfile
 import time
 
 import jax
@@ -19,8 +19,6 @@ from constrainx.runtime import _preemption as preemption
 from constrainx.runtime import _sharding as sharding
 from tests.distributed import small
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-
 
 def free_port():
     with socket.socket() as probe:
@@ -28,38 +26,54 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@contextlib.contextmanager
-def start(run, steps, *, processes=2, action="", devices=2, present=None):
-    """The processes of a run, each with its output in a pipe; none survives the block.
+# Its processes start from one that has imported JAX already, which takes most of a start.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.distributed.small"])
 
-    ``present`` is how many of them are started; all if None.
-    """
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-    address = f"localhost:{free_port()}"
-    specs = [
-        f"{address},{processes},{index}" if processes > 1 else "alone" for index in range(processes)
-    ]
-    command = [sys.executable, "-m", "tests.distributed.small"]
-    children = [
-        subprocess.Popen(
-            [*command, spec, str(run), str(steps), action],
-            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+
+class Child:
+    """A process of a run, with its output in files."""
+
+    def __init__(self, function, *arguments, folder, devices=2):
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+        handle, self._out = tempfile.mkstemp(dir=folder)
+        os.close(handle)
+        self.process = CONTEXT.Process(
+            target=small.run_apart, args=(self._out, flags, function, *arguments)
         )
-        for spec in specs[:present]
-    ]  # fmt: skip
+        self.process.start()
+
+    def send_signal(self, number):
+        os.kill(self.process.pid, number)
+
+    def wait(self, *, timeout=60):
+        """The exit code, and what it wrote to stdout and to stderr."""
+        self.process.join(timeout)
+        assert self.process.exitcode is not None, f"still runs after {timeout} s"
+        out, error = (pathlib.Path(self._out + end).read_text() for end in ("", ".error"))
+        return self.process.exitcode, out, error
+
+
+@contextlib.contextmanager
+def start(run, steps, *, action="", present=2, port=None):
+    """The processes of a run of two, of which ``present`` are started; none survives the block."""
+    address = f"localhost:{port or free_port()}"
+    children = [
+        Child(small.main, f"{address},2,{index}", str(run), steps, action, folder=run.parent)
+        for index in range(present)
+    ]
     try:
         yield children
     finally:
         for child in children:
-            child.kill()
-            child.communicate()
+            child.process.kill()
+            child.process.join()
 
 
-def wait_for_exit(child, *, timeout=60):
+def wait_for_exit(child):
     """The last line that a process wrote, after it has ended well."""
-    out, err = child.communicate(timeout=timeout)
-    assert child.returncode == 0, err[-3000:]
+    code, out, error = child.wait()
+    assert code == 0, error[-3000:]
     return json.loads(out.splitlines()[-1])
 
 
@@ -101,9 +115,18 @@ def test_two_processes_give_the_same_run_as_one(tmp_path, monkeypatch):
     assert written == list(range(1, 21))
     assert len(list((run / "tensorboard").iterdir())) == 1
     # Saved by two, continued by one with half the devices.
-    with start(run, 30, processes=1, action="resume") as (child,):
-        resumed = wait_for_exit(child)
-    np.testing.assert_allclose(resumed["losses"], alone[20:], rtol=1e-5)
+    assert resume(run, 30, devices=2) == pytest.approx(alone[20:], rel=1e-5)
+
+
+def resume(run, steps, *, devices):
+    """The losses of this process, as it continues a run."""
+    listener = small.Losses()
+    trainer = small.trainer(
+        run=run, steps=steps, devices=devices, callbacks=[listener], **small.evaluation()
+    )
+    trainer.restore()
+    assert trainer.fit().step == steps
+    return listener.values
 
 
 def test_a_signal_to_one_process_stops_both_at_the_same_step(tmp_path):
@@ -137,22 +160,16 @@ def test_ctrl_c_in_one_process_reaches_all(monkeypatch):
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_process_that_loses_its_peer_says_how_to_resume(tmp_path, victim):
     run = tmp_path / "run"
-    with start(run, 1_000_000) as children:
+    with start(run, 1_000_000, action="short heartbeats") as children:
         wait_for_step(run, 25)
-        killed = time.monotonic()
-        children[victim].kill()
-        _, said = children[1 - victim].communicate(timeout=60)
-        assert time.monotonic() - killed < 60
-        code = children[1 - victim].returncode
+        children[victim].send_signal(signal.SIGKILL)
+        code, _, said = children[1 - victim].wait()
     assert code == distributed.ABORTED, said[-3000:]
     assert "a peer was lost" in said
     assert f"`constrainx resume {run}`" in said
     before = checkpoints(run)[-1]
     if victim == 1:
-        with start(run, before + 5, processes=1, action="resume") as (child,):
-            resumed = wait_for_exit(child)
-        assert resumed["step"] == before + 5
-        assert len(resumed["losses"]) == 5
+        assert len(resume(run, before + 5, devices=2)) == 5
 
 
 def test_peers_that_do_not_fit_together_are_refused_by_all(tmp_path):
@@ -171,19 +188,19 @@ def test_peers_that_do_not_fit_together_are_refused_by_all(tmp_path):
 
 def test_peers_that_never_come_are_not_waited_for_long(tmp_path):
     with start(tmp_path / "run", 20, action="impatient", present=1) as (child,):
-        _, error = child.communicate(timeout=90)
-    assert child.returncode == distributed.ABORTED
-    assert "did not find each other within 3 s. Start all 2 processes at localhost:" in error
+        code, _, error = child.wait()
+    assert code == distributed.ABORTED
+    assert "did not find each other within 2 s. Start all 2 processes at localhost:" in error
     assert "a peer was lost" not in error
 
 
 def test_a_signal_ends_the_wait_for_peers_with_a_sentence(tmp_path):
-    with start(tmp_path / "run", 20, present=1) as (child,):
-        port = int(child.args[3].split(",")[0].split(":")[1])
+    port = free_port()
+    with start(tmp_path / "run", 20, present=1, port=port) as (child,):
         wait_for_port(port)
         child.send_signal(signal.SIGTERM)
-        _, error = child.communicate(timeout=30)
-    assert child.returncode == 128 + signal.SIGTERM
+        code, _, error = child.wait()
+    assert code == 128 + signal.SIGTERM
     assert "ended by SIGTERM while waiting for the other processes" in error
 
 
@@ -213,13 +230,8 @@ def test_a_malformed_spec_is_refused(spec):
             function(*arguments)
 
 
-def test_auto_without_a_cluster_says_what_to_do():
-    names = ("SLURM", "OMPI", "KUBERNETES", "JAX_", "TPU", "PMI")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(names)}
-    script = "from constrainx import runtime\nwith runtime.supervise('auto'): pass"
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT, env={**environment, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "found no SLURM, Open MPI, Kubernetes or Cloud TPU" in done.stderr
+def test_auto_without_a_cluster_says_what_to_do(tmp_path):
+    child = Child(small.join_cluster, folder=tmp_path)
+    code, _, error = child.wait()
+    assert code == 1
+    assert "found no SLURM, Open MPI, Kubernetes or Cloud TPU" in error

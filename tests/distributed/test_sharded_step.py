@@ -26,7 +26,7 @@ def test_sharded_steps_match_one_device(x64, reduce, layout):
     mesh = jax.make_mesh((8,), (layout,), axis_types=(AxisType.Auto,))
     model = MLP((8, 32, 32, 1), rngs=nnx.Rngs(0))
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), nnx.state(model, nnx.Param))
-    x = np.random.default_rng(0).normal(size=(96, 8))
+    x = np.random.default_rng(0).normal(size=(24, 8))
     batch = {"x": x, "y": np.sin(x[:, :1])}
     solver = cx.LSMR(rtol=1e-14) if reduce == "none" else "auto"
     optimizer = cx.constrain(

@@ -17,7 +17,13 @@ from tests.distributed import small
 LAYOUTS = {"data": 1, "fsdp": 8, "mixed": 2}
 # Solved to rounding: what a few iterations leave undone differs by far more from layout to layout,
 # and as much when parameters change by 1e-7 on one device.
-LSMR = {"reduce": "none", "method": cx.NullSpace(solver=cx.LSMR(rtol=1e-6)), "batch": 16}
+# Eight devices that share a core meet in each iteration, so steps are few.
+LSMR = {
+    "reduce": "none",
+    "method": cx.NullSpace(solver=cx.LSMR(rtol=1e-6)),
+    "batch": 16,
+    "steps": 15,
+}
 ROWS = {"norm": {"reduce": cx.Norm(groups=8)}, "lsmr": LSMR}
 
 
@@ -37,7 +43,7 @@ def rows(request):
 def test_sharded_losses_match_one_device(rows, layout):
     settings, alone = rows
     together = small.losses(devices=8, fsdp=LAYOUTS[layout], **settings)
-    assert len(alone) == 50
+    assert len(alone) == settings.get("steps", 50)
     assert alone[-1] < alone[0]
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 
