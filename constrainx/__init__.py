@@ -38,7 +38,6 @@ from constrainx.linalg import LinearOperator as LinearOperator
 from constrainx.linalg import Reason as Reason
 from constrainx.linalg import Solver as Solver
 from constrainx.linalg import lstsq as lstsq
-from constrainx.models import recalibrate as recalibrate
 from constrainx.recipes import load as load
 from constrainx.runtime import Callback as Callback
 from constrainx.runtime import CheckpointError as CheckpointError
@@ -64,5 +63,6 @@ from constrainx.trainers import NonFiniteError as NonFiniteError
 from constrainx.trainers import Result as Result
 from constrainx.trainers import RunFolder as RunFolder
 from constrainx.trainers import Trainer as Trainer
+from constrainx.trainers import recalibrate as recalibrate
 
 __version__ = "0.1.0.dev0"

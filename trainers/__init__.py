@@ -5,6 +5,7 @@ from constrainx.trainers._loop import Ending as Ending
 from constrainx.trainers._loop import NonFiniteError as NonFiniteError
 from constrainx.trainers._program import OnNonFinite as OnNonFinite
 from constrainx.trainers._program import Precision as Precision
+from constrainx.trainers._recalibrate import recalibrate as recalibrate
 from constrainx.trainers._settings import Devices as Devices
 from constrainx.trainers._settings import Evaluation as Evaluation
 from constrainx.trainers._settings import Logging as Logging
