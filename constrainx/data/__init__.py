@@ -1,5 +1,6 @@
 """Input pipelines whose only position is the step."""
 
+from constrainx.data import transforms as transforms
 from constrainx.data._arrays import arrays as arrays
 from constrainx.data._batches import Batches as Batches
 from constrainx.data._batches import check_integers as check_integers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from constrainx.data._batches import (
     count_examples,
     local_rows,
 )
+from constrainx.data.transforms import Transform, Transforms, check_transforms, cut_rows
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 Augment: TypeAlias = Callable[[PyTree, np.random.Generator], PyTree]
@@ -37,6 +38,7 @@ def arrays(
     seed: int = 0,
     shuffle: bool = True,
     augment: Augment | None = None,
+    transforms: Sequence[Transform] = (),
 ) -> Batches:
     """Batches from arrays in memory.
 
@@ -48,11 +50,14 @@ def arrays(
         tree: a pytree of arrays, with examples along the first axis of each. They are moved to the
             host's memory once.
         batch: the size of the global batch. It may exceed the number of examples.
-        seed: for the order and for ``augment``.
+        seed: for the order, for ``augment`` and for ``transforms``.
         shuffle: whether each epoch has a new order, or always that of the arrays.
         augment: ``augment(batch, rng)`` returns a changed batch of the same size. Every process
             computes it on the global batch and keeps its own rows, so that the batch does not
             depend on the number of processes. `Batches.once` does not use it.
+        transforms: applied to batches in turn, such as `cx.data.transforms.RandomCrop`. What
+            becomes of an example depends on the seed, the example and the epoch, so that every
+            process computes its own rows alone. `Batches.once` leaves out what is random.
 
     >>> import constrainx.data, numpy as np
     >>> data = constrainx.data.arrays({"x": np.arange(5)}, batch=2, shuffle=False)
@@ -64,6 +69,12 @@ def arrays(
     check_seed(seed)
     if augment is not None and not callable(augment):
         raise ArgumentTypeError(f"`augment` must be a function of (batch, rng), got {augment!r}.")
+    changes = Transforms(check_transforms(transforms), seed)
+    if augment is not None and changes:
+        raise ArgumentError(
+            "`augment` and `transforms` are two ways to change batches: pass one of them. A "
+            "subclass of `cx.data.transforms.Transform` may do what `augment` does."
+        )
     examples = count_examples(tree, of="the arrays")
     if examples == 0:
         raise ArgumentError(
@@ -79,6 +90,7 @@ def arrays(
         seed=seed,
         shuffle=shuffle,
         augment=augment,
+        transforms=changes,
     )
 
 
@@ -86,12 +98,17 @@ def arrays(
 class _Arrays(Batches):
     batch: int
     examples: int
-    is_cheap: ClassVar[bool] = True
 
     tree: PyTree[np.ndarray] = dataclasses.field(repr=False)
     seed: int
     shuffle: bool
     augment: Augment | None
+    transforms: Transforms
+
+    @property
+    def is_cheap(self) -> bool:
+        """Indexing is; transforms take time."""
+        return not self.transforms
 
     def from_step(
         self, step: int, *, process: int = 0, processes: int = 1
@@ -108,11 +125,18 @@ class _Arrays(Batches):
         order = functools.lru_cache(maxsize=2)(self._permute)
         wanted = rows if self.augment is None else slice(0, self.batch)
         while True:
-            start = step * self.batch + wanted.start
-            index = self._find_examples(order, start, wanted.stop - wanted.start)
+            first, last = (step * self.batch + row for row in (wanted.start, wanted.stop))
+            start, stop = self.transforms.widen(first, last)
+            index = self._find_examples(order, start, stop - start)
             # Not np.take, which copies all of an array that is not contiguous.
             batch = jax.tree.unflatten(structure, [leaf[index] for leaf in leaves])
-            yield batch if self.augment is None else self._apply_augment(batch, step, rows)
+            if self.augment is not None:
+                batch = self._apply_augment(batch, step, rows)
+            elif self.transforms:
+                epochs = np.arange(start, stop) // self.examples
+                batch = self.transforms.apply(batch, epochs=epochs, examples=index)
+                batch = cut_rows(batch, slice(first - start, last - start))
+            yield batch
             step += 1
 
     def _iterate_once(self, batch: int, rows: slice) -> Iterator[dict[str, Any]]:
@@ -120,7 +144,7 @@ class _Arrays(Batches):
             positions = np.arange(start + rows.start, start + rows.stop)
             index = np.minimum(positions, self.examples - 1)
             taken = jax.tree.map(lambda leaf, index=index: leaf[index], self.tree)
-            yield add_mask(taken, positions < self.examples)
+            yield add_mask(self.transforms.apply_once(taken), positions < self.examples)
 
     def _permute(self, epoch: int) -> np.ndarray:
         if not self.shuffle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,13 +27,15 @@ class Batches(abc.ABC):
     Attributes:
         batch: the size of the global batch.
         examples: the number of examples in one pass, or None if the data has no end.
-        is_cheap: whether making a batch takes less time than handing it over from a thread would.
     """
-
-    is_cheap: ClassVar[bool] = False
 
     batch: int
     examples: int | None
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether making a batch takes less time than handing it over from a thread would."""
+        return False
 
     @abc.abstractmethod
     def from_step(
