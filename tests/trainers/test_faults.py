@@ -39,11 +39,18 @@ def collect_garbage():
 class ForkServer:
     """Talks to fork_server.py."""
 
-    def __init__(self):
+    def __init__(self, cache):
         flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
+        # What one process compiles, the next reads.
+        environment = {
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": flags,
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.trainers.fork_server"],
-            cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+            cwd=ROOT, env={**os.environ, **environment},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
 
@@ -72,8 +79,8 @@ class ForkServer:
 
 
 @pytest.fixture(scope="module")
-def fork_server():
-    fork_server = ForkServer()
+def fork_server(tmp_path_factory):
+    fork_server = ForkServer(tmp_path_factory.mktemp("compiled"))
     yield fork_server
     fork_server.close()
 
