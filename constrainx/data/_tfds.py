@@ -21,11 +21,14 @@ from constrainx.data._batches import (
     check_step,
     local_rows,
 )
-from constrainx.data._rows import batch_forever, batch_once
+from constrainx.data._rows import ChangeForever, ChangeOnce, batch_forever, batch_once
 from constrainx.data._source import open_source
+from constrainx.data.transforms import Transform, Transforms
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
-Transform: TypeAlias = grain.transforms.Map | grain.transforms.RandomMap | Callable[[Any], Any]
+ExampleTransform: TypeAlias = (
+    grain.transforms.Map | grain.transforms.RandomMap | Callable[[Any], Any]
+)
 
 _THREADS = 4
 
@@ -37,7 +40,7 @@ def tfds(
     batch: int,
     seed: int = 0,
     shuffle: bool = True,
-    transforms: Sequence[Transform] = (),
+    transforms: Sequence[ExampleTransform | Transform] = (),
     workers: int = 0,
     data_dir: str | os.PathLike[str] | None = None,
     buffer: int = 4,
@@ -57,7 +60,9 @@ def tfds(
         transforms: applied to each example in turn: functions of an example, `grain.transforms.Map`
             or `grain.transforms.RandomMap`. A random one gets a generator that is a function of the
             seed and the position; `Batches.once` leaves it out. Use transforms to drop strings,
-            which no device can hold.
+            which no device can hold. After these, transforms of whole batches, such as
+            `cx.data.transforms.RandomCrop`, whose random numbers depend on the seed, the example
+            and the epoch.
         workers: the number of processes that read and transform; 0 uses threads of this process.
         data_dir: where the data sets are; by default the environment variable ``TFDS_DATA_DIR``, or
             else ``~/tensorflow_datasets``.
@@ -73,8 +78,7 @@ def tfds(
     for argument, value in (("workers", workers), ("buffer", buffer)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ArgumentError(f"`{argument}` must be a whole number, 0 or more, got {value!r}.")
-    for transform in transforms:
-        _check_transform(transform)
+    of_examples, of_batches = _split_transforms(transforms)
     examples = open_source(name, split, data_dir)
     if len(examples) == 0:
         raise ArgumentError(f"`split` {split!r} of {name} has no examples.")
@@ -85,7 +89,8 @@ def tfds(
         examples=len(examples),
         seed=seed,
         shuffle=shuffle,
-        transforms=tuple(transforms),
+        transforms=of_examples,
+        changes=Transforms(of_batches, seed),
         workers=workers,
         buffer=buffer,
         source=examples,
@@ -100,7 +105,8 @@ class _TFDS(Batches):
     examples: int
     seed: int
     shuffle: bool
-    transforms: tuple[Transform, ...]
+    transforms: tuple[ExampleTransform, ...]
+    changes: Transforms
     workers: int
     buffer: int
     source: Any = dataclasses.field(repr=False)
@@ -110,19 +116,30 @@ class _TFDS(Batches):
     ) -> Iterator[PyTree[np.ndarray]]:
         check_step(step)
         rows = local_rows(process, processes=processes, batch=self.batch)
-        examples = grain.MapDataset.source(self.source).seed(self.seed)
-        if self.shuffle:
-            examples = examples.shuffle()
         # Transforms come after `repeat`, so that random ones see the position in the endless
         # stream and differ from epoch to epoch.
-        examples = _apply_transforms(examples.repeat(), self.transforms)
-        return self._read(batch_forever(examples, batch=self.batch, rows=rows, step=step))
+        examples = _apply_transforms(self._repeat(self.source), self.transforms)
+        change = None
+        if self.changes:
+            # In the same order, since that depends on nothing but the seed and the length.
+            numbers = self._repeat(range(self.examples))
+            change = ChangeForever(self.changes, numbers, self.examples)
+        return self._read(
+            batch_forever(examples, batch=self.batch, rows=rows, step=step, change=change)
+        )
 
     def once(self, *, batch: int, process: int = 0, processes: int = 1) -> Iterator[dict[str, Any]]:
         rows = local_rows(process, processes=processes, batch=batch)
         kept = [one for one in self.transforms if not isinstance(one, grain.transforms.RandomMap)]
         examples = _apply_transforms(grain.MapDataset.source(self.source), kept)
-        return self._iterate_once(batch_once(examples, batch=batch, rows=rows), batch, rows)
+        change = ChangeOnce(self.changes) if self.changes else None
+        batches = batch_once(examples, batch=batch, rows=rows, change=change)
+        return self._iterate_once(batches, batch, rows)
+
+    def _repeat(self, source: Any) -> grain.MapDataset:
+        """The endless stream of examples in its order."""
+        examples = grain.MapDataset.source(source).seed(self.seed)
+        return (examples.shuffle() if self.shuffle else examples).repeat()
 
     def _iterate_once(
         self, batches: grain.MapDataset, batch: int, rows: slice
@@ -146,6 +163,22 @@ class _TFDS(Batches):
         return iter(reading)
 
 
+def _split_transforms(
+    transforms: Sequence[Any],
+) -> tuple[tuple[ExampleTransform, ...], tuple[Transform, ...]]:
+    """The transforms of examples, and those of batches, which come after them."""
+    of_batches = [transform for transform in transforms if isinstance(transform, Transform)]
+    of_examples = list(transforms)[: len(transforms) - len(of_batches)]
+    for transform in of_examples:
+        if isinstance(transform, Transform):
+            raise ArgumentError(
+                f"`transforms` of batches must come last, but after {transform!r} there is one of "
+                "single examples. Exchange them."
+            )
+        _check_transform(transform)
+    return tuple(of_examples), tuple(of_batches)
+
+
 def _check_transform(transform: Any) -> None:
     if isinstance(transform, grain.transforms.Map | grain.transforms.RandomMap):
         return
@@ -156,13 +189,14 @@ def _check_transform(transform: Any) -> None:
         )
     if isinstance(transform, type) or not callable(transform):
         raise ArgumentTypeError(
-            "`transforms` must be functions of an example, or instances of grain.transforms.Map "
-            f"or grain.transforms.RandomMap, got {transform!r}."
+            "`transforms` must be functions of an example, instances of grain.transforms.Map or "
+            "grain.transforms.RandomMap, or transforms of batches, such as "
+            f"`cx.data.transforms.RandomFlip()`, got {transform!r}."
         )
 
 
 def _apply_transforms(
-    examples: grain.MapDataset, transforms: Sequence[Transform]
+    examples: grain.MapDataset, transforms: Sequence[ExampleTransform]
 ) -> grain.MapDataset:
     for transform in transforms:
         if isinstance(transform, grain.transforms.RandomMap):

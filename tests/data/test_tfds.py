@@ -157,7 +157,7 @@ def test_starting_at_a_later_step_skips_earlier_examples(data_dir):
 
 
 def test_workers_yield_the_same_batches(data_dir):
-    options = {"transforms": (double_label, Noise())}
+    options = {"transforms": (double_label, Noise(), DrawLabel(), AddNeighbour())}
     whole = take(numbers(data_dir, **options), 9)
     with_workers = numbers(data_dir, workers=2, **options)
     assert_same(take(with_workers, 5, step=3), whole[3:8])
@@ -341,7 +341,7 @@ def test_examples_of_different_shapes_are_refused(data_dir):
     def cut(example):
         return {"vector": example["vector"][: 1 + example["label"] % 2]}
 
-    with pytest.raises(ArgumentError, match=r"same entries and shapes.*`transforms`"):
+    with pytest.raises(ArgumentError, match=r"same shapes.*`transforms`"):
         take(numbers(data_dir, transforms=(cut,), buffer=0), 1)
 
 
@@ -385,3 +385,63 @@ def test_a_damaged_data_set_does_not_hide_the_others(data_dir, tmp_path, caplog)
     with caplog.at_level("WARNING", logger="constrainx"):
         assert [found.name for found in data.list_prepared(tmp_path)] == ["numbers"]
     assert "'others'" in caplog.text
+
+
+def draw_label(batch, draws):
+    """Each example's own random number, as a figure."""
+    return {**batch, "drawn": draws.uniform(1)[:, 0]}
+
+
+class DrawLabel(data.transforms.Transform):
+    def apply(self, batch, draws):
+        return draw_label(batch, draws)
+
+
+class AddNeighbour(data.transforms.Transform):
+    mixes = True
+
+    def apply(self, batch, draws):
+        other = batch["label"].reshape(-1, 2)[:, ::-1].reshape(-1)
+        return {**batch, "other": other}
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_transforms_of_batches_see_the_example_and_its_epoch(data_dir, shuffle):
+    """They come to the same as for arrays, whatever the processes, the step and the order."""
+    options = {"seed": 5, "transforms": [double_label, DrawLabel(), AddNeighbour()]}
+    batches = numbers(data_dir, batch=9, shuffle=shuffle, **options)
+    whole = join(take(batches, 5))
+    for position in range(45):
+        example = whole["label"][position] // 2
+        draws = data.transforms.Draws(
+            seed=5, epochs=np.array([position // EXAMPLES]), examples=np.array([example])
+        )
+        assert whole["drawn"][position] == draws.fold_in(0).uniform(1)[0, 0]
+        if position < 44:
+            assert whole["other"][position] == whole["label"][position ^ 1]
+    parts = [take(batches, 3, step=2, process=p, processes=3) for p in range(3)]
+    assert_same(
+        join([part[i] for i in range(3) for part in parts]), {k: v[18:] for k, v in whole.items()}
+    )
+    once = next(batches.once(batch=4))
+    assert sorted(once) == ["image", "label", "mask", "vector"]
+
+
+def vary_size(example):
+    number = int(example["label"])
+    return {"x": np.zeros((3 + number % 4, 5, 1), np.uint8) + number, "y": example["label"]}
+
+
+def test_images_of_many_sizes_are_cropped_to_one(data_dir):
+    crop = data.transforms.RandomResizedCrop(4)
+    batches = numbers(data_dir, transforms=[vary_size, crop, data.transforms.RandomFlip()])
+    (batch,) = take(batches, 1)
+    assert batch["x"].shape == (8, 4, 4, 1)
+    np.testing.assert_array_equal(
+        batch["x"], np.zeros((8, 4, 4, 1)) + batch["y"][:, None, None, None]
+    )
+    assert next(batches.once(batch=4))["x"].shape == (4, 4, 4, 1)
+    with pytest.raises(ArgumentError, match="RandomResizedCrop"):
+        take(numbers(data_dir, transforms=[vary_size, DrawLabel()]), 1)
+    with pytest.raises(ArgumentError, match="must come last"):
+        numbers(data_dir, transforms=[crop, vary_size])

@@ -108,7 +108,7 @@ def cut_rows(batch: Any, rows: slice) -> Any:
 
 def _check_count(batch: Any, count: int, transform: Transform) -> None:
     for name, leaf in batch.items():
-        for part in jax.tree.leaves(leaf):
+        for part in jax.tree.leaves(leaf, is_leaf=lambda x: isinstance(x, list)):
             if len(part) != count:
                 raise ArgumentError(
                     f"{type(transform).__name__} must return as many examples as it was given, "
