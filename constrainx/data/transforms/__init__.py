@@ -10,6 +10,7 @@ from constrainx.data.transforms._erase import RandomErasing as RandomErasing
 from constrainx.data.transforms._flip import RandomFlip as RandomFlip
 from constrainx.data.transforms._mix import MixImages as MixImages
 from constrainx.data.transforms._normalise import Normalise as Normalise
+from constrainx.data.transforms._rand_augment import RandAugment as RandAugment
 from constrainx.data.transforms._resized_crop import RandomResizedCrop as RandomResizedCrop
 from constrainx.data.transforms._transform import Transform as Transform
 from constrainx.data.transforms._transform import Transforms as Transforms
