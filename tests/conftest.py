@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import sys
+import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Nearly all of the time is compilation, and what is compiled runs once.
@@ -23,6 +24,13 @@ from . import array_annotations as array_annotations  # where the hook looks for
 
 # Stays for the session: most modules are imported by the tests that need them.
 install_import_hook("constrainx", "tests.array_annotations.check_arrays")
+
+
+# Many tests compile the same program from functions of their own. Each worker has its own folder,
+# because JAX does not write to it atomically.
+_compiled = tempfile.TemporaryDirectory()
+jax.config.update("jax_compilation_cache_dir", _compiled.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @pytest.fixture
@@ -51,3 +59,7 @@ def pytest_runtest_teardown(item, nextitem):
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         _held_after_clean_up = _measure_memory()
+
+
+def pytest_sessionfinish():
+    _compiled.cleanup()
