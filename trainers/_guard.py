@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
@@ -72,23 +73,38 @@ def find_exempt(start: State) -> frozenset[str]:
     Examples are a mask of −∞ in a model, and the best loss so far in an optimizer.
     """
     return frozenset(
-        path
-        for part in KEPT
-        for path, leaf in _to_look_at(part, start).items()
-        if not np.isfinite(np.asarray(leaf)).all()
+        path for path, leaf in _numbers(start).items() if not np.isfinite(np.asarray(leaf)).all()
     )
+
+
+def find_spoilt(state: State, exempt: Collection[str]) -> list[str]:
+    """The paths of arrays that are not finite in a state from which a run is to continue."""
+    numbers = {path: leaf for path, leaf in _numbers(state).items() if path not in exempt}
+    # Arrays may be spread over processes, and are reduced where they are.
+    sound = jax.jit(lambda leaves: [jnp.isfinite(leaf).all() for leaf in leaves])(
+        list(numbers.values())
+    )
+    return [path for path, is_finite in zip(numbers, sound, strict=True) if not is_finite]
+
+
+def _numbers(state: State) -> dict[str, Any]:
+    """All arrays on which later steps depend, or that are the result, by their path."""
+    found: dict[str, Any] = {}
+    for part in (*KEPT, "ema"):
+        tree: PyTree = getattr(state, part)
+        if part == "constraints" and tree != ():
+            # No step depends on the reports, which are not finite where a constraint has not acted.
+            tree = tree.multipliers
+        found |= {f"{part}.{path}": leaf for path, leaf in by_path(tree).items()}
+    return {path: leaf for path, leaf in found.items() if jnp.issubdtype(leaf.dtype, jnp.inexact)}
 
 
 def _to_look_at(part: str, state: State) -> dict[str, Any]:
     """The arrays of a part that may become infinite unnoticed, by their path."""
-    tree: PyTree = getattr(state, part)
-    if part == "constraints" and tree != ():
-        # No step depends on the reports, which are not finite where a constraint has not acted.
-        tree = tree.multipliers
     return {
-        f"{part}.{path}": leaf
-        for path, leaf in by_path(tree).items()
-        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+        path: leaf
+        for path, leaf in _numbers(state).items()
+        if path.startswith(f"{part}.")
         # A finite update changes a finite parameter to a finite one, except in a small range.
         and (part != "parameters" or leaf.dtype == jnp.float16)
     }

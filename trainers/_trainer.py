@@ -50,8 +50,8 @@ from constrainx.trainers._checks import (
     check_real,
     check_split,
 )
-from constrainx.trainers._guard import find_exempt
-from constrainx.trainers._loop import Ending, Loop, Schedule
+from constrainx.trainers._guard import find_exempt, find_spoilt
+from constrainx.trainers._loop import Ending, Loop, NonFiniteError, Schedule
 from constrainx.trainers._masks_used import check_masks_used
 from constrainx.trainers._measure import Measure
 from constrainx.trainers._program import OnNonFinite, Precision, Program
@@ -315,6 +315,7 @@ class Trainer:
         check_choice("on_signal", on_signal, get_args(OnSignal), owner="fit")
         if jax.process_count() > 1:
             check_same_settings(self._shared_settings())
+        self._check_start()
         folder = None if fast_dev_run else self._folder
         schedule = self._schedule(min(self.steps, self.step + 2) if fast_dev_run else self.steps)
         if self.on_nonfinite == "stop":
@@ -371,6 +372,17 @@ class Trainer:
         if result.signal is not None and on_signal == "exit":
             end_program(result.signal, is_saved=folder is not None and found.saved == self.step)
         return result
+
+    def _check_start(self) -> None:
+        """Raises if a checkpoint is to be continued that is not finite: no step would help it."""
+        spoilt = find_spoilt(self.state, self._program.exempt) if self.step else []
+        if spoilt:
+            more = f" and {len(spoilt) - 1} more" if len(spoilt) > 1 else ""
+            raise NonFiniteError(
+                f"the state of step {self.step} is not finite: {spoilt[0]}{more}. Continue from an "
+                "earlier checkpoint, `restore(step)`, on the command line `--step`; `constrainx "
+                "verify` lists them."
+            )
 
     def evaluate(
         self, data: Batches | None = None, *, limit: int | None = None

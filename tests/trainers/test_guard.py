@@ -123,6 +123,24 @@ def test_what_is_infinite_from_the_start_may_be():
     assert counter(model=Masked(), optimizer=optimizer, steps=3).fit().step == 3
 
 
+@pytest.mark.parametrize("part", ["parameters", "optimizer", "ema"])
+@pytest.mark.parametrize("on_nonfinite", ["stop", "skip"])
+def test_a_checkpoint_that_is_not_finite_is_not_continued(tmp_path, part, on_nonfinite):
+    options = {"run": tmp_path / "run", "ema": 0.9, "on_nonfinite": on_nonfinite}
+    first = trainer(steps=2, **options)
+    spoilt = jax.tree.map(lambda leaf: leaf * jnp.inf, getattr(first.state, part))
+    first._progress.state = first.state._replace(**{part: spoilt}, step=first.state.step + 1)
+    with first._open(first._folder) as opened:
+        opened.checkpoints.save(1, first.state, about={}, metrics={})
+        opened.checkpoints.wait()
+    second = trainer(steps=2, **options)
+    second.restore(strict=False)
+    with pytest.raises(cx.NonFiniteError, match=rf"step 1 .* not finite: {part}") as error:
+        second.fit()
+    assert "is good" not in str(error.value)
+    assert "earlier checkpoint" in str(error.value)
+
+
 def test_frozen_weights_are_not_read_again():
     """A step that keeps them as they are need not look at them."""
     frozen = trainer(model=Linear(), wrt=lambda path, _: "bias" in path, steps=1)
