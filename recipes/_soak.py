@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from constrainx.errors import UserError
+from constrainx.recipes._build import build_trainer
 from constrainx.recipes._recipe import Recipe
 from constrainx.runtime import prepare_run_folder
 
@@ -322,7 +323,7 @@ def _find_saved(run: pathlib.Path) -> int:
 
 
 def _read_parameters(recipe: Recipe, run: pathlib.Path) -> tuple[list[np.ndarray], int]:
-    trainer = recipe.trainer(run=run, progress=False)
+    trainer = build_trainer(recipe, run=run, progress=False)
     step = trainer.restore()
     leaves = jax.tree.leaves(trainer.state.parameters)
     return [np.asarray(leaf, np.float64) for leaf in leaves], step

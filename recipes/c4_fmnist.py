@@ -152,7 +152,7 @@ class C4FMNIST(Recipe):
                 },
                 every=max(steps // 5, 1),
             ),
-            **self.settings(**options),
+            **self.settings(learning_rate=schedule, **options),
         )
 
     @property

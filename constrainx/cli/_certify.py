@@ -40,12 +40,12 @@ class Certify(PlainCommand):
 
     def execute(self) -> None:
         """Restores the checkpoint, and prints and records the certificate."""
-        from constrainx.recipes import read_recipe, record_certificate
+        from constrainx.recipes import build_trainer, read_recipe, record_certificate
 
         place = {"devices": self.devices, "fsdp": self.fsdp}
         given = {name: value for name, value in place.items() if value is not None}
         recipe = read_recipe(self.run, file=self.recipe).but(**given)
-        trainer = recipe.trainer(run=self.run)
+        trainer = build_trainer(recipe, run=self.run)
         step = trainer.restore(self.step, fallback=self.fallback)
         certificate = trainer.certify(
             confidence=self.confidence, share=self.share, draws=self.draws

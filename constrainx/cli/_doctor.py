@@ -31,7 +31,9 @@ class Doctor(RecipeCommand):
 
     def execute(self, recipe: Recipe) -> None:
         """Examines the recipe before its first step."""
-        _print(recipe, recipe.trainer(progress=False).diagnose(), step=0)
+        from constrainx.recipes import build_trainer
+
+        _print(recipe, build_trainer(recipe, progress=False).diagnose(), step=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class _DoctorOfRun(Command):
     @classmethod
     def start(cls, arguments: Sequence[str], *, name: str) -> None:
         """Reads the run's recipe first, whose values are the defaults of some options."""
-        from constrainx.recipes import PLACE, read_recipe
+        from constrainx.recipes import PLACE, build_trainer, read_recipe
 
         run = pathlib.Path(arguments[0])
         options, recipe = parse_with_fields(
@@ -62,7 +64,7 @@ class _DoctorOfRun(Command):
             description="Examine the constraints of this run.",
             fields=PLACE,
         )
-        trainer = recipe.trainer(run=run, progress=False)
+        trainer = build_trainer(recipe, run=run, progress=False)
         step = trainer.restore(options.step, fallback=options.fallback)
         _print(recipe, trainer.diagnose(), step=step)
 

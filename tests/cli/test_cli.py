@@ -37,6 +37,8 @@ def test_train_then_resume(constrainx, tmp_path, name):
     assert environment["jax"] == jax.__version__
     assert any((run / "tensorboard").iterdir())
     result = json.loads((run / "result.json").read_text())
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["learning_rate"] >= 0 for line in lines if line["kind"] == "train")
     recipe = all_recipes()[name]
     assert set(recipe.figures) <= set(result["metrics"])
 

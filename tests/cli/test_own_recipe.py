@@ -143,10 +143,16 @@ def test_a_run_that_a_signal_ends_says_so_in_its_result(constrainx, own, tmp_pat
 
 
 def test_options_that_a_recipe_does_not_pass_on_are_an_error(constrainx, own, tmp_path):
+    assert constrainx("train", own, "--devices", 1, "--run", "before")[0] == 0
     own.write_text(own.read_text().replace("self.settings(**options)", "self.settings()"))
-    code, text = constrainx("train", own, "--devices", 1, "--run", "run")
-    assert code == 1
-    assert "`Mine.trainer` did not pass on 'run', so options" in text
+    of_run = ("before", "--recipe", own, "--devices", 1)
+    for words in (
+        ("train", own, "--devices", 1, "--run", "run"),
+        *((command, *of_run) for command in ("resume", "eval", "certify", "doctor")),
+    ):
+        code, text = constrainx(*words)
+        assert code == 1, words
+        assert "`Mine.trainer` did not pass on 'run', so options" in text
     assert not (tmp_path / "run").exists()
 
 
