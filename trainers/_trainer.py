@@ -429,7 +429,7 @@ class Trainer:
             batch, key, loss = self._program.at(self.state, batch)
             model = self._program.model(self.state.parameters, self.state.rest)
             point = Point(
-                self._measure.constraints,
+                self._measure.constraints.at(self.state.step),
                 self.state.parameters,
                 self.state.step,
                 batch,

@@ -235,7 +235,7 @@ def _place(member: Member, traced: Traced, method: Method) -> tuple[str, str]:
 
 def _measure_cost(member: Member, point: Point, method: Method) -> Cost:
     """The cost of projecting on the rows of one constraint, or of the gradient of their squares."""
-    alone = Composed((dataclasses.replace(member, gamma=1.0, start=0, every=1),))
+    alone = Composed((dataclasses.replace(member, gamma=1.0, start=0, stop=None, every=1),))
     own = point._replace(constraints=alone)
 
     def correct(parameters: PyTree) -> PyTree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,9 +37,11 @@ class Member:
 
     Attributes:
         name: unique among its siblings.
-        function: (parameters, batch, key, module) ↦ rows.
+        function: (parameters, batch, key, module) ↦ rows. If the rows change from step to step, it
+            takes ``step=``, too, see `at`.
         gamma: a number or an Optax schedule.
         start: the first step at which it acts.
+        stop: the first step at which it no longer acts, or None.
         every: it acts at every multiple of this many steps after ``start``.
         tolerance: the root mean square of its rows at which it counts as met.
         kind: whether rows must be zero or at most zero.
@@ -49,13 +52,15 @@ class Member:
         movable: parameters ↦ for each leaf, whether the rows may move it; None for all.
         model: what the constraint is about, as it was handed over; None for a plain function.
         nearest: (parameters, module) ↦ the nearest parameters that satisfy the constraint, if it
-            knows them; None otherwise.
+            knows them; None otherwise. It takes ``step=`` where ``function`` does.
+        takes_step: whether they do.
     """
 
     name: str
-    function: Callable[[PyTree, Any, Array, Any], Rows]
+    function: Callable[..., Rows]
     gamma: float | Callable[[Any], Any]
     start: int = 0
+    stop: int | None = None
     every: int = 1
     tolerance: float = 1e-3
     kind: Literal["equality", "inequality"] = "equality"
@@ -65,7 +70,16 @@ class Member:
     attached: Attached | None = None
     movable: Callable[[PyTree], tuple[bool, ...]] | None = None
     model: nnx.Module | None = None
-    nearest: Callable[[PyTree, Any], PyTree] | None = None
+    nearest: Callable[..., PyTree] | None = None
+    takes_step: bool = False
+
+    def at(self, step: Array) -> Member:
+        """The constraint as it is at a step; before this, it is what must hold in the end."""
+        if not self.takes_step:
+            return self
+        bind = functools.partial
+        nearest = None if self.nearest is None else bind(self.nearest, step=step)
+        return dataclasses.replace(self, function=bind(self.function, step=step), nearest=nearest)
 
     def gamma_at(self, step: Array) -> Float[Array, ""]:
         """γ at a step, and not a number where a schedule returns one that is not allowed."""
@@ -76,12 +90,13 @@ class Member:
 
     def acts_at(self, step: Array) -> Array:
         """Whether the constraint acts at a step."""
-        return (step >= self.start) & ((step - self.start) % self.every == 0)
+        acts = (step >= self.start) & ((step - self.start) % self.every == 0)
+        return acts if self.stop is None else acts & (step < self.stop)
 
     @property
     def acts_always(self) -> bool:
         """Whether there is no step at which the constraint does not act."""
-        return self.start == 0 and self.every == 1
+        return self.start == 0 and self.every == 1 and self.stop is None
 
     def measure(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
         """The constraint's own figure of its violation, for the whole model."""
@@ -150,6 +165,10 @@ class Composed:
     def __iter__(self) -> Iterator[Member]:
         return iter(self.members)
 
+    def at(self, step: Array) -> Composed:
+        """The constraints as they are at a step."""
+        return Composed(tuple(member.at(step) for member in self.members))
+
     def __call__(
         self, parameters: PyTree, batch: Any = None, key: Array | None = None, model: Any = None
     ) -> dict[str, Rows]:
@@ -194,7 +213,7 @@ def compose(
 
     Args:
         *constraints: models with attached constraints, constraints, or plain functions
-            ``c(parameters)``, which may also take ``batch`` and ``key`` by these names.
+            ``c(parameters)``, which may also take ``batch``, ``key`` and ``step`` by these names.
         model: the model that the constraints are about, if they are not attached.
         gamma: overrides the γ of all of them, a finite number of at least 0 or an Optax schedule;
             plain functions have 0.1 otherwise.
@@ -229,15 +248,15 @@ def _members(item: Any, model: nnx.Module | None) -> list[Member]:
 
 
 def _of_function(function: Callable[..., PyTree]) -> Member:
-    accepted = inspect.signature(function).parameters
-    takes = [name for name in ("batch", "key") if name in accepted]
+    takes = [name for name in ("batch", "key", "step") if takes_argument(function, name)]
 
-    def rows(parameters: PyTree, batch: Any, key: Array, model: Any) -> Rows:  # noqa: ARG001
-        values = {"batch": batch, "key": key}
+    def rows(parameters: PyTree, batch: Any, key: Array, model: Any, step: Any = None) -> Rows:  # noqa: ARG001
+        values = {"batch": batch, "key": key, "step": step}
         return flatten(function(parameters, **{name: values[name] for name in takes}))
 
     name = getattr(function, "__name__", "constraint")
-    return Member("constraint" if name == "<lambda>" else name, rows, gamma=0.1)
+    name = "constraint" if name == "<lambda>" else name
+    return Member(name, rows, gamma=0.1, takes_step="step" in takes)
 
 
 def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
@@ -248,14 +267,17 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
             "`cx.attach(model, ...)`, or pass `model=`."
         )
     matches = nnx.filterlib.to_predicate(constraint.wrt)
+    takes_step = takes_argument(constraint.residual, "step")
 
-    def rows(parameters: PyTree, batch: Any, key: Array, module: Any) -> Rows:
+    def rows(parameters: PyTree, batch: Any, key: Array, module: Any, step: Any = None) -> Rows:
         residual_key, reduction_key = jax.random.split(key)
         current = model if module is None else restore_variables(module, like=model)
         seen = view_model(current, parameters, jax.random.fold_in(key, 2))
         before = _batch_statistics(seen)
+        extra = {"step": step} if takes_step else {}
+        part = at_path(seen, found.path)
         try:
-            residual = constraint.residual(at_path(seen, found.path), batch, key=residual_key)
+            residual = constraint.residual(part, batch, key=residual_key, **extra)
         except KeyError as error:
             has = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
             raise ArgumentError(
@@ -276,11 +298,12 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         variables = flatten_state(nnx.state(model))
         return tuple(matches(path, variables[path]) for path in list_paths(parameters))
 
-    def nearest(parameters: PyTree, module: Any) -> PyTree:
+    def nearest(parameters: PyTree, module: Any, step: Any = None) -> PyTree:
         # Which streams it sees does not matter, because it depends on the parameters alone.
         base = model if module is None else module
         seen = view_model(base, parameters, jax.random.key(0))
-        constraint.nearest(at_path(seen, found.path))  # type: ignore[attr-defined]
+        extra = {"step": step} if takes_step else {}
+        constraint.nearest(at_path(seen, found.path), **extra)  # type: ignore[attr-defined]
         variables = flatten_state(nnx.state(seen))
         leaves = [variables[path][...] for path in list_paths(parameters)]
         return jax.tree.unflatten(jax.tree.structure(parameters), leaves)
@@ -291,6 +314,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         function=rows,
         gamma=constraint.gamma,
         start=constraint.start,
+        stop=constraint.stop,
         every=constraint.every,
         tolerance=constraint.tolerance,
         kind=constraint.kind,
@@ -301,7 +325,13 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         movable=movable,
         model=model,
         nearest=nearest if hasattr(constraint, "nearest") else None,
+        takes_step=takes_step,
     )
+
+
+def takes_argument(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has an argument of that name."""
+    return name in inspect.signature(function).parameters
 
 
 def _batch_statistics(model: nnx.Module) -> list[Array]:

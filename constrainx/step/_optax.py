@@ -186,7 +186,7 @@ def _point(
     key = jax.random.fold_in(jax.random.key(0), state.step) if key is None else key
     constraints.check_current(params, extra.get("batch"), key, extra.get("module"), fix=fix)
     return Point(
-        constraints=constraints,
+        constraints=constraints.at(state.step),
         parameters=params,
         step=state.step,
         batch=extra.get("batch"),
