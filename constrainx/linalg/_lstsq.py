@@ -206,11 +206,10 @@ def _checked_rows(
 
     try:
         closed, rows = jax.make_jaxpr(apply, return_shape=True)(like)
-    except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            "`matvec` does not take a vector shaped like `like`, "
-            f"{describe(like)}: {type(error).__name__}: {error}"
-        ) from error
+    except Exception as error:
+        # The mistake may be in `matvec` itself, so its traceback must stay.
+        error.add_note(f"`lstsq` called `matvec` with a vector like `like`, {describe(like)}.")
+        raise
     check_not_varying(matvec=closed.consts)
     check_floating("matvec(v, *args)", rows)
     check_fits("b", b, rows, "what `matvec` returns for a vector shaped like `like`")

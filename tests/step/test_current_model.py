@@ -186,8 +186,11 @@ def test_complex_parameters_are_refused_in_a_sentence():
 
 def test_a_missing_entry_of_the_batch_names_the_constraint():
     model = Net()
-    with pytest.raises(ValueError, match=r"'even' asks for 'x'.*the batch has \['y'\]"):
+    with pytest.raises(
+        KeyError, match=r"'even' looked up 'x', and the batch has \['y'\]"
+    ) as raised:
         cx.compose(Even(), model=model)(nnx.state(model, nnx.Param), {"y": X})
+    assert raised.traceback[-1].name == "residual"
 
 
 def test_rows_that_would_not_fit_go_by_iterations(monkeypatch, caplog):
