@@ -401,9 +401,9 @@ def test_a_folder_that_is_not_a_run_suggests_one_below_it(tmp_path):
         report.load(tmp_path)
     assert str(caught.value) == (
         f"`runs` must be folders of training runs, and {tmp_path} has no metrics.jsonl. "
-        f"Did you mean {near}?"
+        f"Did you mean '{near}'?"
     )
-    with pytest.raises(report.ReportError, match=re.escape(f"Did you mean {near}?")):
+    with pytest.raises(report.ReportError, match=re.escape(f"Did you mean '{near}'?")):
         report.load(near / "metrics.jsonl")
 
 
