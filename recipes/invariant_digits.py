@@ -100,7 +100,7 @@ class InvariantDigits(Recipe):
             augment=_turned_at_random if self.turned else None,
             evaluation=Evaluation(
                 data.arrays(test, batch=self.tests),
-                metrics={"error": is_wrong, "turned error": _wrong_when_turned},
+                metrics={"error": is_wrong, "turned error": _is_wrong_when_turned},
                 every=max(steps // 5, 1),
             ),
             **self.settings(learning_rate=rate, **options),
@@ -116,6 +116,6 @@ def _turned_at_random(batch: dict[str, Array], key: Array) -> dict[str, Array]:
     return {**batch, "x": jax.vmap(turn)(batch["x"], quarters)}
 
 
-def _wrong_when_turned(model: Any, batch: dict[str, Array]) -> Float[Array, "batch 4"]:
+def _is_wrong_when_turned(model: Any, batch: dict[str, Array]) -> Float[Array, "batch 4"]:
     turned = [{**batch, "x": jnp.rot90(batch["x"], k, axes=(1, 2))} for k in range(4)]
     return jnp.stack([is_wrong(model, images) for images in turned], axis=1)

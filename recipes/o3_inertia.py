@@ -115,7 +115,7 @@ class O3Inertia(Recipe):
             steps=steps,
             constraints=[self.constraint()],
             method=weigh_method(self.constrained_by, self.weight),
-            augment=self._drawn,
+            augment=self._augment,
             evaluation=Evaluation(
                 data.arrays({**test, "constrained": test["x"]}, batch=min(500, self.tests)),
                 metrics={
@@ -147,7 +147,7 @@ class O3Inertia(Recipe):
             name="O(3)",
         )
 
-    def _drawn(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
+    def _augment(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
         """What a step sees: examples, and the points at which the constraint must hold."""
         turn_key, point_key = jax.random.split(key)
         x = rotate_at_random(batch["x"], turn_key) if self.augmentation else batch["x"]

@@ -98,7 +98,7 @@ class RobustDigits(Recipe):
                 )
             ],
             method=self.constrained_by,
-            augment=self._jittered if self.jitter else None,
+            augment=self._augment if self.jitter else None,
             evaluation=Evaluation(
                 data.arrays(test, batch=self.tests),
                 metrics={
@@ -116,7 +116,7 @@ class RobustDigits(Recipe):
         """The attack during training."""
         return Attack(radius=self.radius)
 
-    def _jittered(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
+    def _augment(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
         much = {"angle": 0.35 * self.jitter, "zoom": 0.15 * self.jitter, "shift": 0.8 * self.jitter}
         return {**batch, "x": jitter_images(batch["x"], key, **much)}
 

@@ -447,7 +447,7 @@ def test_a_broken_config_or_environment_is_refused(tmp_path, name, text, message
 
 
 @pytest.mark.parametrize("below", ["", "below"])
-def test_an_out_that_cannot_be_written_to_is_refused(tmp_path, below):
+def test_an_output_folder_that_cannot_be_written_to_is_refused(tmp_path, below):
     run = make_run(tmp_path / "run")
     (tmp_path / "file").write_text("mine")
     out = tmp_path / "file" / below

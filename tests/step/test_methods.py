@@ -243,13 +243,13 @@ class CountingPenalty:
         return Taken(update, state, reports, multipliers={"taken": taken})
 
 
-def test_a_method_of_ones_own_trains_in_optax(x64):
+def test_a_users_method_trains_in_optax(x64):
     p = train(CountingPenalty(0.02), steps=400)
     assert abs(circle(p)) < abs(circle(train("none", steps=400)))
     np.testing.assert_allclose(jnp.cross(p, GOAL), 0, atol=1e-2)
 
 
-def test_a_method_of_ones_own_trains_in_the_trainer_and_resumes(tmp_path):
+def test_a_users_method_trains_in_the_trainer_and_resumes(tmp_path):
     options = {"method": CountingPenalty(0.02), "constraints": [unit_hidden()], "save_every": 2}
     straight = trainer(run=tmp_path / "run", steps=4, **options)
     straight.fit()
