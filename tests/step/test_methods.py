@@ -261,6 +261,20 @@ def test_a_users_method_trains_in_the_trainer_and_resumes(tmp_path):
     assert_same_state(resumed.state, straight.state)
 
 
+class EqualitiesOnly(CountingPenalty):
+    def check(self, constraints):
+        if any(member.kind == "inequality" for member in constraints):
+            raise cx.UserError("no inequalities, please")
+
+
+def test_a_users_method_may_refuse_constraints_when_it_is_given():
+    with pytest.raises(cx.UserError, match="no inequalities"):
+        bound(Below(), method=EqualitiesOnly(1.0))
+    with pytest.raises(cx.UserError, match="no inequalities"):
+        trainer(method=EqualitiesOnly(1.0), constraints=[cx.AtMost(1.0, of=lambda m, b, k: 0.0)])
+    bound(Sum(), method=EqualitiesOnly(1.0))
+
+
 def test_what_is_not_a_method_is_refused_when_it_is_given():
     with pytest.raises(TypeError, match=r"`Trainer\(method=...\)`.*`init` and `take`"):
         trainer(method=3)

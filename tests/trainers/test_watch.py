@@ -74,6 +74,8 @@ def test_advice_is_about_the_method():
     (sentence,) = watch([(1.0, 1.0, 0.0), (1e4, 1.0, 0.0)], method=cx.Penalty())
     assert "a smaller `weight`" in sentence
     assert "gamma" not in sentence
+    (sentence,) = watch([(1.0, 1.0, 0.0), (1e4, 1.0, 0.0)], method=cx.Unconstrained())
+    assert sentence.endswith("Try a later `start`, or a smaller learning rate")
     (sentence,) = watch([(1.0, 1.0, 0.0), (1e4, 1.0, 0.0)], constraint=False)
     assert sentence.endswith("Try a smaller learning rate")
 
