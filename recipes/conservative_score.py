@@ -56,10 +56,11 @@ class ConservativeScore(Recipe):
         steps: the number of training steps.
         examples: the number of training points.
         batch: examples per step.
-        learning_rate: of Adam, which gets gradients clipped to norm 1.
+        learning_rate: the learning rate of Adam, which gets gradients clipped to norm 1.
         quasi: the weight of QCSBM's regulariser.
         constrained_by: how the constraint acts.
-        rows: of the constraint; each is the norm over batch / rows examples; 0 means one row.
+        rows: the number of rows of the constraint; each is the norm over batch / rows examples. 0
+            means one row.
         placement: whether updates or gradients are projected.
         gamma: how strongly steps pull towards the constraint; if gradients are projected, it is
             multiplied by the learning rate.

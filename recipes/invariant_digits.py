@@ -38,13 +38,13 @@ class InvariantDigits(Recipe):
     Attributes:
         epochs: passes over the training data.
         batch: examples per step.
-        learning_rate: of Adam, decayed to zero by a cosine.
-        channels: of the first convolution; the second has twice as many.
+        learning_rate: the learning rate of Adam, decayed to zero by a cosine.
+        channels: the number of channels of the first convolution; the second has twice as many.
         turned: whether to rotate training images at random by quarter turns.
         constrained_by: how the constraint acts.
-        rows: of the constraint; each is the norm over batch / rows images.
+        rows: the number of rows of the constraint; each is the norm over batch / rows images.
         gamma: how strongly steps pull towards the constraint; multiplied by the learning rate.
-        weight: of the penalty, which takes the mean over the rows.
+        weight: the weight of the penalty, which takes the mean over the rows.
         tests: the number of test images.
     """
 

@@ -40,8 +40,8 @@ class RobustDigits(Recipe):
     Attributes:
         epochs: passes over the training data.
         batch: examples per step.
-        learning_rate: of Adam, decayed to zero by a cosine.
-        width: of the two hidden layers.
+        learning_rate: the learning rate of Adam, decayed to zero by a cosine.
+        width: the width of the two hidden layers.
         jitter: how much to rotate, zoom and shift training images at random; 1 is up to 20°, 15 %
             and 0.8 pixels, 0 is not at all.
         radius: how much the attack may change each pixel.
