@@ -23,7 +23,7 @@ import numpy as np
 from constrainx.errors import UserError
 from constrainx.recipes._build import build_trainer
 from constrainx.recipes._recipe import Recipe
-from constrainx.runtime import prepare_run_folder
+from constrainx.runtime import parse_resume, prepare_run_folder
 
 # A child that has not ended after so long hangs.
 PATIENCE_SECONDS = 600
@@ -310,10 +310,8 @@ def _read_step(run: pathlib.Path) -> int:
 
 def _read_resumes(run: pathlib.Path) -> list[int]:
     """The steps from which the run was resumed, in order."""
-    found = [
-        re.match(r"resumed from step (\d+)", str(line.get("message"))) for line in _read_lines(run)
-    ]
-    return [int(match[1]) for match in found if match]
+    found = [parse_resume(str(line.get("message"))) for line in _read_lines(run)]
+    return [step for step in found if step is not None]
 
 
 def _find_saved(run: pathlib.Path) -> int:

@@ -280,10 +280,12 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
             residual = constraint.residual(part, batch, key=residual_key, **extra)
         except KeyError as error:
             has = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ArgumentError(
-                f"constraint {constraint.label!r} asks for {error}, which is not there; the batch "
-                f"has {has}. Pass it as `batch=`, or look for the key in its `residual`."
-            ) from error
+            # The key may be of anything, so the traceback must stay.
+            error.add_note(
+                f"constraint {constraint.label!r} looked up {error}, and the batch has {has}. If "
+                "it should be there, pass it as `batch=`."
+            )
+            raise
         after = _batch_statistics(seen)
         if slices is not None and any(a is not b for a, b in zip(before, after, strict=True)):
             raise ArgumentError(

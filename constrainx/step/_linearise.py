@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from constrainx.constraints import Member, Placement, cut_batch, find_live_inputs
-from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from constrainx.linalg import Solver
 from constrainx.step._jacobian import (
     RowJacobian,
@@ -166,7 +166,8 @@ def check_solver(solver: Any) -> None:
     """Raises unless it is one of the two names, or an object with a method `solve`."""
     if solver not in ("auto", "gram") and not isinstance(solver, Solver):
         raise ArgumentError(
-            f'`solver` must be "auto", "gram" or a least-squares solver, got {solver!r}.'
+            '`solver` must be "auto", "gram" or a least-squares solver such as `cx.LSMR()`, got '
+            f"{solver!r}.{did_you_mean(solver, ('auto', 'gram'))}"
         )
 
 

@@ -127,7 +127,7 @@ def constrain(
             as_gamma(gamma, argument="gamma=...")
     else:
         constraints = _compose(constraint, model, gamma)
-    if isinstance(chosen, NullSpace):
+    if hasattr(chosen, "check"):
         chosen.check(constraints)
 
     def init(params: PyTree) -> ConstrainedState:

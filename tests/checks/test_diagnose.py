@@ -174,7 +174,7 @@ def test_placement_and_solver_are_explained():
     assert (found["fixed"].placement, found.solver) == ("none", "none")
 
 
-def test_nothing_left_of_the_gradient_is_said():
+def test_a_gradient_that_is_projected_out_entirely_is_reported():
     found = cx.diagnose(
         Vector(),
         Linear(matrix=np.eye(SIZE), right=np.zeros(SIZE), name="all"),

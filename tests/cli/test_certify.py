@@ -41,7 +41,7 @@ def test_certify_of_a_run_without_a_result_writes_a_file_of_its_own(constrainx, 
     assert not (run / "result.json").exists()
 
 
-def test_half_a_result_is_left_alone(constrainx, finished, tmp_path):
+def test_a_result_that_was_cut_off_is_not_overwritten(constrainx, finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / "result.json").write_text('{"step": 1')
     code, text = constrainx("certify", run, "--devices", 1)

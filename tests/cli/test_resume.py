@@ -154,7 +154,7 @@ def test_a_config_that_was_edited_is_refused(constrainx, interrupted):
     assert "saved with other settings: seed was 0, now 1" in text
 
 
-def test_what_was_not_saved_is_said_and_ends_with_an_error(finished):
+def test_checkpoints_that_were_not_saved_are_named_and_end_with_an_error(finished):
     result = types.SimpleNamespace(
         reason="finished", step=16, metrics={}, seconds=1.0, signal=None, saved=8, unsaved=(12, 16)
     )

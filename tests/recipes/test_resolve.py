@@ -213,7 +213,7 @@ def test_a_config_gives_the_recipe_back(name, method):
     assert kind.from_config(config, devices=2) == recipe.but(devices=2)
 
 
-def test_a_config_wins_over_what_its_words_stand_for_today():
+def test_a_config_wins_over_the_current_fields_of_its_method():
     config = {**Layered(method="second").config, "a": 5, "shape": [3]}
     recipe = Layered.from_config(config)
     assert (recipe.method, recipe.a, recipe.b, recipe.shape) == ("second", 5, 2, (3,))

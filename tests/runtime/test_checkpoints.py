@@ -57,7 +57,7 @@ def test_a_digest_does_not_depend_on_how_an_array_is_split(shape, axes, dtype):
     assert digest_array(split(array, *axes)) == wanted
 
 
-def test_a_digest_tells_where_a_bit_is():
+def test_a_digest_depends_on_the_position_of_a_bit():
     array = np.random.default_rng(0).normal(size=(3, PERIOD // 2)).astype(np.float32)
     digests = {digest_array(array)}
     for position in range(0, array.size, 97):
@@ -169,7 +169,7 @@ def test_a_checkpoint_is_verified_on_other_devices(saved):
     assert found.state["noise"].sharding == one
 
 
-def test_a_checkpoint_without_a_manifest_restores_with_a_word_about_it(copied):
+def test_a_checkpoint_without_a_manifest_restores_with_a_note(copied):
     shutil.rmtree(copied / "1" / "manifest")
     checkpoints = StoredCheckpoints(copied)
     found = checkpoints.restore(1, make_state())
