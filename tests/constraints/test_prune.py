@@ -65,8 +65,10 @@ def test_density_follows_the_phases_and_ends_exactly_at_its_target(rule):
     model, seen = train(phases, rule=rule, every=2)
     np.testing.assert_array_equal(seen[: phases.first], 1.0)
     wanted = np.array([float(phases.target(step + 1)) for step in range(STEPS)])
-    middle = slice(phases.first + 8, phases.last)
-    assert np.abs(seen - wanted)[middle].max() < 0.08
+    # A weight that is certain to stay does not answer to the budget at once, so that the density
+    # lags behind where the schedule is steep.
+    assert np.abs(seen - wanted)[phases.first : phases.last].max() < 0.2
+    assert np.abs(seen - wanted)[phases.last - 1] < 0.03
     np.testing.assert_allclose(seen[phases.last :], 48 / 192, atol=1e-6)
     assert float(masks.realised_density(masks.export(model))) == 48 / 192
     # Frozen masks leave nothing to chance.
@@ -158,7 +160,9 @@ def test_weights_may_have_several_optimizers():
     phases = masks.Phases(density=0.25, steps=20)
     both = optax.multi_transform(
         {"a": optax.adam(1e-2), "b": optax.sgd(1e-2)},
-        lambda tree: {"first": "a", "second": "b"},
+        lambda tree: jax.tree_util.tree_map_with_path(
+            lambda path, _: "a" if "first" in str(path[0]) else "b", tree
+        ),
     )
     pruned = cx.prune(model, both, phases, learning_rate=1e-2)
     params = nnx.as_pure(nnx.state(model, nnx.Param))

@@ -62,4 +62,5 @@ def keep_expected(masked: Sequence[Masked]) -> list[Bool[Array, ...]]:
 
 
 def _expect(probabilities: Sequence[Array]) -> Array:
-    return jnp.round(sum(jnp.sum(jnp.clip(p, 0, 1)) for p in probabilities))
+    expected = jnp.stack([jnp.sum(jnp.clip(p, 0, 1)) for p in probabilities])
+    return jnp.round(jnp.sum(expected)).astype(jnp.int32)
