@@ -52,10 +52,24 @@ def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[s
             write_object(folder / "result.json", record)
         except OSError as error:
             raise RunError(
-                f"{folder / 'result.json'} could not be written: {error.strerror}. The checkpoints "
-                f"are safe; make room and write it by `constrainx resume {folder}`."
+                f"{folder / 'result.json'} could not be written: {error.strerror}. "
+                f"{_describe_kept(folder, result)}"
             ) from error
     return record if is_done else None
+
+
+def _describe_kept(folder: pathlib.Path, result: Result) -> str:
+    """What is left of a run without a result: a disk that is full for it may have been before."""
+    resume = f"`constrainx resume {folder}`"
+    if not result.unsaved:
+        return f"The checkpoints are safe; make room and write it by {resume}."
+    steps = ", ".join(map(str, result.unsaved))
+    if result.saved is None:
+        return f"No checkpoint was saved, either, of steps {steps}: make room and train again."
+    return (
+        f"Nor could the checkpoints of steps {steps}: make room and continue from step "
+        f"{result.saved} by {resume}."
+    )
 
 
 def _draw(recipe: Recipe, model: Any, path: pathlib.Path) -> None:
