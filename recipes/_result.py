@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -46,6 +47,7 @@ def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[s
         **({} if result.signal is None else {"signal": result.signal}),
     }
     if jax.process_index() == 0:
+        record |= _keep_certificate(folder, record)
         if is_done:
             _draw(recipe, result.model, folder / "picture.png")
         try:
@@ -56,6 +58,16 @@ def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[s
                 f"{_describe_kept(folder, result)}"
             ) from error
     return record if is_done else None
+
+
+def _keep_certificate(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The certificate in the folder, if no step was taken since, as in `resume` of a finished run.
+
+    Steps take time, so a run with the same step and the same seconds is the one that was certified.
+    """
+    before = read_result(folder) or {}
+    is_same = all(before.get(name) == record[name] for name in ("step", "seconds"))
+    return {"certificate": before["certificate"]} if is_same and "certificate" in before else {}
 
 
 def _describe_kept(folder: pathlib.Path, result: Result) -> str:

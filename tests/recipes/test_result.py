@@ -49,3 +49,18 @@ def test_a_result_that_does_not_fit_on_the_disk_says_what_is_safe(
     with pytest.raises(RunError, match=f"No space left on device. {said}"):
         write_result(tmp_path, PeriodicRegression(size="smoke"), result)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_certificate_stays_with_the_result_that_it_is_about(tmp_path, monkeypatch):
+    for name in ("draw", "measure"):
+        monkeypatch.setattr(PeriodicRegression, name, lambda *_: {})
+
+    def write(seconds):
+        result = Result(Ending.FINISHED, 8, {}, None, seconds)
+        write_result(tmp_path, PeriodicRegression(size="smoke"), result)
+        return json.loads((tmp_path / "result.json").read_text())
+
+    record = write(1.0)
+    (tmp_path / "result.json").write_text(json.dumps({**record, "certificate": {"step": 8}}))
+    assert write(1.0)["certificate"] == {"step": 8}
+    assert "certificate" not in write(1.5)  # trained again, from an earlier checkpoint
