@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
@@ -170,7 +171,8 @@ def _endure(
         starts += 1
         with _start(run, place, file) as children:
             if rng.random() < EARLY:
-                time.sleep(rng.uniform(0, straight.until_first_step))
+                # The first start may have compiled what later ones only read.
+                _wait_for_next_step(run, children, rng.uniform(0, straight.until_first_step))
             else:
                 # Not too far, so that some of the run is left for the other kills.
                 reach = 2 * (steps - saved) // (kills - done + 1)
@@ -260,6 +262,17 @@ def _wait_for_step(
         _check(run, children, deadline)
         time.sleep(0.002)
     _check(run, children, deadline)
+
+
+def _wait_for_next_step(
+    run: pathlib.Path, children: Sequence[subprocess.Popen[bytes]], seconds: float
+) -> None:
+    """Waits for some time, but not beyond the first step that these children log."""
+    deadline = time.monotonic() + seconds
+    before = _read_step(run)
+    while _read_step(run) == before and time.monotonic() < deadline:
+        _check(run, children, math.inf)
+        time.sleep(0.002)
 
 
 def _wait_for_end(run: pathlib.Path, children: Sequence[subprocess.Popen[bytes]]) -> None:

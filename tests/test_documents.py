@@ -1,5 +1,6 @@
 """The code in README, CONTRIBUTING and docs runs, top to bottom, and names in them exist."""
 
+import json
 import pathlib
 import pkgutil
 import re
@@ -7,6 +8,8 @@ import sys
 import types
 
 import pytest
+
+from constrainx.recipes import all_recipes
 
 from .import_contract import LAYERS, read_modules
 
@@ -38,6 +41,17 @@ def test_links_to_headings_lead_somewhere(path):
         text = (path.parent / target).read_text() if target else path.read_text()
         headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
         assert anchor in [_make_anchor(heading) for heading in headings], anchor
+
+
+def test_the_table_of_killed_runs_has_every_recipe():
+    found = json.loads((ROOT / "docs" / "results" / "soak.json").read_text())
+    assert found.keys() == all_recipes().keys()
+    table = (ROOT / "docs" / "results" / "soak.md").read_text()
+    for name, layouts in found.items():
+        assert not any(one["lost"] for one in layouts)
+        assert layouts[0]["layout"] == "same device"
+        assert layouts[0]["difference"] == 0.0
+        assert table.count(f"| {name} |") == len(layouts) == 3
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ def prepare_run_folder(
                 "choose another folder with `--run FOLDER`."
             )
         stored = read_config(folder)
-        history = stored.pop("changes", [])
+        noted = stored.pop("changes", [])
+        # Somebody may have edited the file by hand.
+        history = noted if isinstance(noted, list) else [noted]
         changed = _find_changes(folder, stored, config, may_change)
         if changed:
             note = {

@@ -184,6 +184,12 @@ def test_a_gradient_that_is_projected_out_entirely_is_reported():
     assert any("nothing is left for the loss" in sentence for sentence in found.advice)
 
 
+def test_integers_that_would_lose_their_leading_bits_are_refused():
+    batch = {"label": np.full(3, 2**40 + 3)}
+    with pytest.raises(ValueError, match=r"the batch must fit into int32.*1099511627779"):
+        cx.diagnose(Vector(), entry(0, 0.0, "zero"), batch)
+
+
 def test_a_trainer_is_diagnosed_where_it_is():
     made = trainer(constraints=[unit_hidden()])
     text = str(found := made.diagnose())

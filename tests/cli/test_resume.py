@@ -8,7 +8,9 @@ import types
 import pytest
 
 from constrainx.cli._launch import tell_unsaved
-from constrainx.runtime import CheckpointError
+from constrainx.recipes import read_recipe
+from constrainx.recipes.periodic_regression import PeriodicRegression
+from constrainx.runtime import CheckpointError, prepare_run_folder
 
 
 @pytest.fixture
@@ -160,3 +162,18 @@ def test_checkpoints_that_were_not_saved_are_named_and_end_with_an_error(finishe
     )
     with pytest.raises(CheckpointError, match=r"steps 12, 16 could not be written.*step 8"):
         tell_unsaved(finished, result)
+
+
+@pytest.mark.parametrize("source", ["edited", None, 5])
+def test_a_source_that_is_no_digest_is_ignored(source, tmp_path):
+    recipe = PeriodicRegression(size="smoke")
+    (tmp_path / "config.json").write_text(json.dumps({**recipe.config, "source": source}))
+    assert read_recipe(tmp_path) == recipe
+
+
+def test_changes_are_recorded_beside_whatever_is_there(tmp_path):
+    prepare_run_folder(tmp_path, {"rate": 1})
+    (tmp_path / "config.json").write_text('{"rate": 1, "changes": 5}')
+    prepare_run_folder(tmp_path, {"rate": 2}, resume_from=3, may_change=["rate"])
+    edited, noted = json.loads((tmp_path / "config.json").read_text())["changes"]
+    assert (edited, noted["step"], noted["after"]) == (5, 3, {"rate": 2})

@@ -1,8 +1,10 @@
 """What was saved is what is restored, or an error says that it is not."""
 
 import contextlib
+import errno
 import gc
 import json
+import os
 import pathlib
 import shutil
 
@@ -230,3 +232,22 @@ def test_a_manifest_of_several_processes_is_about_what_the_first_recorded(tmp_pa
         (tmp_path / "manifest" / f"process-{process}.json").write_text(text)
     found = read_manifest(tmp_path)
     assert found.about == digest_object({"step": 3, "seconds": 1.5})
+
+
+def test_nothing_incomplete_is_left_of_saves_that_failed(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+
+    def write(step):
+        (tmp_path / f"{step}.orbax-checkpoint-tmp").mkdir()
+
+    def fail(step, **options):
+        write(step)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoints._manager, "save", fail)
+    for step in (2, 4):
+        with pytest.raises(cx.CheckpointError, match="No space left on device"):
+            checkpoints.save(step, {"x": jnp.zeros(2)}, about={}, metrics={})
+        write(step)  # by a thread that did not notice
+    checkpoints.close()
+    assert not list(tmp_path.iterdir())
