@@ -25,6 +25,7 @@ from constrainx.constraints._view import (
     flatten_state,
     keep_read,
     list_paths,
+    name_leaves,
     view_model,
 )
 from constrainx.constraints.reductions import Rows, flatten, slices_of
@@ -149,6 +150,21 @@ class Member:
                 f"constraint {self.name!r} needs the model as it is now, but {reason} its "
                 f"{names}{more} cannot be known: {fix}."
             )
+
+    def find_hidden(self, parameters: PyTree, hidden: PyTree, batch: Any, key: Array) -> list[str]:
+        """The variables that the rows depend on, of those that a mask hides from the optimizer.
+
+        Args:
+            parameters: as the optimizer hands them over, without what is hidden.
+            hidden: for each of them, and for what is hidden, whether it is.
+            batch: for the constraint.
+            key: for the constraint.
+        """
+        if self.model is None:
+            return []
+        paths = [path for path, is_hidden in name_leaves(hidden).items() if is_hidden]
+        read = keep_read(lambda m: self.rows(parameters, batch, key, m), self.model, paths)
+        return [".".join(map(str, path)) for path in read]
 
 
 @dataclasses.dataclass(frozen=True)
