@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
-import jax
-import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Int, PyTree
 
 from constrainx.constraints import masks
 from constrainx.constraints._attach import attach
@@ -18,20 +15,6 @@ from constrainx.constraints._mask_budget import MaskBudget
 from constrainx.errors import ArgumentError, check_choice
 
 Rule: TypeAlias = Literal["learned", "magnitude"]
-
-
-class PruneState(NamedTuple):
-    """What pruning remembers.
-
-    Attributes:
-        step: how many steps have been taken.
-        inner: the state of the optimizer of the weights.
-        memory: of the rule.
-    """
-
-    step: Int[Array, ""]
-    inner: optax.OptState
-    memory: masks.Memory
 
 
 def prune(
@@ -95,9 +78,8 @@ def prune(
         raise ArgumentError(
             "`prune(pattern=...)` is for a model without masks: pass it to `add_masks` instead."
         )
-    found = masks.find_probabilities(model)
-    _check_density(phases, [variable.pattern for _, variable in found])
-    patterns = tuple(variable.pattern for _, variable in found)
+    patterns = tuple(variable.pattern for _, variable in masks.find_probabilities(model))
+    _check_density(phases, patterns)
     chosen: masks.Learned | masks.Magnitude
     if rule == "learned":
         chosen = masks.Learned(
@@ -106,68 +88,7 @@ def prune(
         _attach_budget(model, phases, patterns)
     else:
         chosen = masks.Magnitude(phases=phases, every=every, patterns=patterns)
-    places = [tuple(map(str, path)) for path, _ in found]
-    weights = [
-        (*place[:-1], *map(str, variable.get_metadata("masks")))
-        for place, (_, variable) in zip(places, found, strict=True)
-    ]
-    return _transform(optimizer, chosen, places, weights, decay)
-
-
-def _transform(
-    optimizer: optax.GradientTransformation,
-    rule: masks.Learned | masks.Magnitude,
-    places: Sequence[tuple[str, ...]],
-    weights: Sequence[tuple[str, ...]],
-    decay: float,
-) -> optax.GradientTransformationExtraArgs:
-    is_mask = set(places)
-
-    def is_weight(tree: PyTree) -> PyTree:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: masks.name_path(path) not in is_mask, tree
-        )
-
-    inner = optax.with_extra_args_support(optax.masked(optimizer, is_weight))
-
-    def init(parameters: PyTree) -> PruneState:
-        flat = _flatten(parameters)
-        missing = [place for place in places if place not in flat]
-        if missing:
-            raise ArgumentError(
-                "`prune` has got parameters without the masks of its model, such as "
-                f"{'.'.join(missing[0])!r}: make the optimizer after `prune`, for all parameters."
-            )
-        memory = rule.start([flat[place] for place in places])
-        return PruneState(jnp.zeros((), jnp.int32), inner.init(parameters), memory)
-
-    def update(
-        updates: PyTree, state: PruneState, parameters: PyTree = None, **extra: Any
-    ) -> tuple[PyTree, PruneState]:
-        if parameters is None:
-            raise ArgumentError("`prune` needs parameters: call `update(grads, state, params)`.")
-        gradients = _flatten(updates)
-        updates, after = inner.update(updates, state.inner, parameters, **extra)
-        flat, moves = _flatten(parameters), _flatten(updates)
-        seen = masks.Seen(
-            step=state.step,
-            weights=[flat[place] + moves[place] for place in weights],
-            probabilities=[flat[place] for place in places],
-            gradients=[gradients[place] for place in places],
-            sizes=masks.find_gradient_sizes(after, weights, decay),
-        )
-        moved, memory = rule.move(seen, state.memory)
-        new = dict(zip(places, moved, strict=True))
-        updates = jax.tree_util.tree_map_with_path(
-            lambda path, leaf: new.get(masks.name_path(path), leaf), updates
-        )
-        return updates, PruneState(state.step + 1, after, memory)
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _flatten(tree: PyTree) -> dict[tuple[str, ...], Array]:
-    return {masks.name_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return masks.follow_rule(model, optimizer, chosen, decay=decay)
 
 
 def _check_density(phases: masks.Phases, patterns: Sequence[masks.Pattern | None]) -> None:

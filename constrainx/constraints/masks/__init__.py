@@ -17,8 +17,9 @@ from constrainx.constraints.masks._density import expected_density as expected_d
 from constrainx.constraints.masks._density import realised_density as realised_density
 from constrainx.constraints.masks._export import deterministic as deterministic
 from constrainx.constraints.masks._export import export as export
-from constrainx.constraints.masks._moments import find_gradient_sizes as find_gradient_sizes
-from constrainx.constraints.masks._moments import name_path as name_path
+from constrainx.constraints.masks._follow import Rule as Rule
+from constrainx.constraints.masks._follow import RuleState as RuleState
+from constrainx.constraints.masks._follow import follow_rule as follow_rule
 from constrainx.constraints.masks._optimizer import with_mask_rate as with_mask_rate
 from constrainx.constraints.masks._pattern import Pattern as Pattern
 from constrainx.constraints.masks._pattern import split_groups as split_groups
