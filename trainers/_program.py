@@ -211,6 +211,9 @@ class Program:
     ) -> tuple[Array, tuple[dict[str, Array], nnx.State]]:
         model_key, loss_key = jax.random.split(key)
         model = self.model(self._cast(parameters), rest, seed=model_key)
+        if self.precision != "float32":
+            # Rounded probabilities of masks would tie, and keep too many weights or too few.
+            nnx.update(model, nnx.state(self.model(parameters, rest), masks.MaskProbability))
         model.train()
         extra = {"key": loss_key} if takes_key(self.loss) else {}
         result = self.loss(model, self._cast(batch), **extra)
@@ -225,14 +228,9 @@ class Program:
     def _cast(self, tree: PyTree) -> PyTree:
         if self.precision == "float32":
             return tree
-
-        def cast(leaf: Any) -> Any:
-            # Rounded probabilities of masks would tie, and keep too many weights or too few.
-            if isinstance(leaf, masks.MaskProbability) or leaf.dtype != jnp.float32:
-                return leaf
-            return leaf.astype(self.precision)
-
-        return jax.tree.map(cast, tree, is_leaf=lambda x: isinstance(x, masks.MaskProbability))
+        return jax.tree.map(
+            lambda leaf: leaf.astype(self.precision) if leaf.dtype == jnp.float32 else leaf, tree
+        )
 
     def _examine(self, state: State, flags: Array) -> tuple[Health, Array]:
         """Records a step that is not finite; returns the health, and whether to take this step."""
