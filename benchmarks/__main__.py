@@ -9,6 +9,7 @@ from benchmarks import (
     adjoint,
     conditioning,
     crossover,
+    images,
     lenet,
     loop,
     report,
@@ -23,6 +24,7 @@ BENCHMARKS = {
     "adjoint": adjoint.run,
     "conditioning": conditioning.run,
     "crossover": crossover.run,
+    "images": images.run,
     "lenet": lenet.run,
     "loop": loop.run,
     "solve": solve.run,
@@ -48,7 +50,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog="adjoint: time and memory of value and gradient. conditioning: accuracy against "
         "iterations, and against the condition number. solve: time of one solve on 50 million "
         "parameters, and what LSMR adds to its products with A. crossover: Gram matrix against "
-        "iterations for growing numbers of rows. lenet: a row an image through convolutions. "
+        "iterations for growing numbers of rows. images: augmented images a second, without a "
+        "model. lenet: a row an image through convolutions. "
         "loop: the trainer against a loop written by hand. "
         "step: what constraints add to a training step. sweep: rows and γ on o3-inertia. "
         "toy: where penalty, Lagrangian and null space end, drawn.",

@@ -17,3 +17,10 @@ def test_a_wrong_name_gets_the_nearest(capsys):
     with pytest.raises(SystemExit):
         benchmarks.main(["adjiont"])
     assert "Did you mean 'adjoint'" in capsys.readouterr().err
+
+
+def test_augmentations_are_timed_one_by_one_and_together(tmp_path, capsys):
+    benchmarks.main(["images", "--quick", "--out", str(tmp_path)])
+    written = capsys.readouterr().out
+    for name in ("RandomCrop", "RandAugment", "MixImages", "crop, flip, normalise", "all"):
+        assert name in written

@@ -21,4 +21,7 @@ from constrainx.data._prepare import list_prepared as list_prepared
 from constrainx.data._prepare import prepare as prepare
 from constrainx.data._source import DamagedDataError as DamagedDataError
 from constrainx.data._source import DataNotFoundError as DataNotFoundError
+from constrainx.data._stopwatch import Stopwatch as Stopwatch
 from constrainx.data._tfds import tfds as tfds
+from constrainx.data._throughput import Throughput as Throughput
+from constrainx.data._throughput import measure_throughput as measure_throughput

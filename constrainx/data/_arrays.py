@@ -22,6 +22,7 @@ from constrainx.data._batches import (
     count_examples,
     local_rows,
 )
+from constrainx.data._stopwatch import Stopwatch
 from constrainx.data.transforms import Transform, Transforms, check_transforms, cut_rows
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
@@ -109,6 +110,13 @@ class _Arrays(Batches):
     def is_cheap(self) -> bool:
         """Indexing is; transforms take time."""
         return not self.transforms
+
+    def timed_by(self, watch: Stopwatch) -> Batches:
+        augment = self.augment
+        if augment is not None:
+            augment = functools.partial(watch.time, "augment", augment)
+        transforms = dataclasses.replace(self.transforms, watch=watch)
+        return dataclasses.replace(self, augment=augment, transforms=transforms)
 
     def from_step(
         self, step: int, *, process: int = 0, processes: int = 1

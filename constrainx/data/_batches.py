@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from constrainx.data._stopwatch import Stopwatch
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
 MASK = "mask"
@@ -36,6 +37,14 @@ class Batches(abc.ABC):
     def is_cheap(self) -> bool:
         """Whether making a batch takes less time than handing it over from a thread would."""
         return False
+
+    def timed_by(self, watch: Stopwatch) -> Batches:
+        """The same batches, made in one thread, with their stages timed as far as they are known.
+
+        By default none is, and all of the time is that of reading.
+        """
+        del watch
+        return self
 
     @abc.abstractmethod
     def from_step(

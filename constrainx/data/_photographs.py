@@ -85,8 +85,11 @@ def _resize(
     # Only for photographs, and in the extra "data".
     from PIL import Image
 
-    picture = Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image).convert("RGB")
-    return np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR, box=box))
+    # Cut first: Pillow's `resize(box=...)` also looks at pixels outside of the box.
+    left, top, right, bottom = box
+    part = image[top:bottom, left:right]
+    picture = Image.fromarray(part.squeeze(-1) if part.shape[-1] == 1 else part).convert("RGB")
+    return np.asarray(picture.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def _as_example(image: np.ndarray, label: Any) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from constrainx.data._batches import (
 )
 from constrainx.data._rows import ChangeForever, ChangeOnce, batch_forever, batch_once
 from constrainx.data._source import open_source
+from constrainx.data._stopwatch import Stopwatch
+from constrainx.data._timed import TimedSource, time_transforms
 from constrainx.data.transforms import Transform, Transforms
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
@@ -110,6 +112,17 @@ class _TFDS(Batches):
     workers: int
     buffer: int
     source: Any = dataclasses.field(repr=False)
+
+    def timed_by(self, watch: Stopwatch) -> Batches:
+        # Other processes have clocks of their own, and times of threads do not add up.
+        return dataclasses.replace(
+            self,
+            source=TimedSource(self.source, watch),
+            transforms=time_transforms(self.transforms, watch),
+            changes=dataclasses.replace(self.changes, watch=watch),
+            workers=0,
+            buffer=0,
+        )
 
     def from_step(
         self, step: int, *, process: int = 0, processes: int = 1

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Int, Shaped
 
+from constrainx.data._stopwatch import Stopwatch, name_stages
 from constrainx.data.transforms._draws import Draws
 from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
 
@@ -64,10 +65,12 @@ class Transforms:
     Attributes:
         transforms: in their order.
         seed: of their random numbers.
+        watch: what times each of them, if anything does.
     """
 
     transforms: tuple[Transform, ...]
     seed: int
+    watch: Stopwatch | None = None
 
     def __bool__(self) -> bool:
         return bool(self.transforms)
@@ -87,8 +90,13 @@ class Transforms:
     ) -> Any:
         """Changes the examples of these epochs and numbers."""
         draws = Draws(seed=self.seed, epochs=epochs, examples=examples)
+        stages = name_stages(self.transforms)
         for number, transform in enumerate(self.transforms):
-            batch = transform.apply(batch, draws.fold_in(number))
+            arguments = (batch, draws.fold_in(number))
+            if self.watch is None:
+                batch = transform.apply(*arguments)
+            else:
+                batch = self.watch.time(stages[number], transform.apply, *arguments)
             _check_count(batch, len(draws), transform)
         return batch
 
