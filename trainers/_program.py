@@ -70,9 +70,8 @@ class Program:
         """What may not be finite."""
         return name_causes(self.constraints.names if self.constraints else ())
 
-    def initial(self, model: nnx.Module) -> State:
-        """The state before the first step."""
-        _, parameters, _, rest = split_model(model, self.wrt)
+    def initial(self, parameters: nnx.State, rest: nnx.State) -> State:
+        """The state before the first step of a model with these parameters."""
         optimizer, constraints = self._take_apart(self.optimizer.init(parameters))
         zero = jnp.zeros((), jnp.int32)
         return State(
