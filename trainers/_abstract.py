@@ -39,5 +39,6 @@ def _start_stream(leaf: Any) -> jax.Array:
     with jax.ensure_compile_time_eval():
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jnp.zeros(leaf.shape, leaf.dtype)
-        key = jax.random.key(0, impl=jax.random.key_impl(leaf))
+        keys = (jax.random.key(0, impl=name) for name in ("threefry2x32", "rbg", "unsafe_rbg"))
+        key = next(key for key in keys if key.dtype == leaf.dtype)
         return jnp.broadcast_to(key, leaf.shape)

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 Kind: TypeAlias = Literal["half", "tf32", "float32", "float64"]
 
@@ -71,10 +72,13 @@ def _count(jaxpr: Any) -> tuple[Counts, Counts]:
 
 def _inner(eqn: Any) -> Iterator[Any]:
     """The jaxprs that an equation calls."""
-    if eqn.primitive.name == "custom_jvp_call" or eqn.primitive.name == "custom_vjp_call":
-        yield getattr(eqn.params["call_jaxpr"], "jaxpr", eqn.params["call_jaxpr"])
-        return
-    yield from jax.core.jaxprs_in_params(eqn.params)
+    for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
+        if _is_jaxpr(value):
+            yield getattr(value, "jaxpr", value)
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
 def _scale(counts: Counts, times: int) -> dict[Kind, float]:

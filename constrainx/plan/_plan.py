@@ -96,13 +96,14 @@ def make_plan(
     devices = trainer.sharding.mesh.size
     start = time.perf_counter()
     traced = trainer.trace(batch=count)
-    compiled = traced.lower().compile()
+    compiled = traced.lower().compile(target.compiler_options)
     seconds = time.perf_counter() - start
     text = compiled.as_text() or ""
     memory, collectives = read_memory(compiled), read_collectives(text, per_host=target.per_host)
     added, memory_added = [], 0
     if trainer.constraint_names:
-        plain = dataclasses.replace(trainer, method="none").lower(batch=count).compile()
+        unconstrained = dataclasses.replace(trainer, method="none")
+        plain = unconstrained.lower(batch=count).compile(target.compiler_options)
         others = read_collectives(plain.as_text() or "", per_host=target.per_host)
         added = find_added(collectives, others)
         memory_added = memory.peak - read_memory(plain).peak
@@ -111,7 +112,9 @@ def make_plan(
     largest = None
     if largest_batch:
         largest = find_largest(
-            lambda size: read_memory(trainer.lower(batch=size).compile()).peak,
+            lambda size: (
+                read_memory(trainer.lower(batch=size).compile(target.compiler_options)).peak
+            ),
             limit=USABLE * capacity,
             unit=devices * trainer.accumulate,
             start=count,

@@ -34,6 +34,17 @@ class Target:
     per_host: int = 8
     description: str | None = None
 
+    @property
+    def compiler_options(self) -> dict[str, str | bool]:
+        """XLA's options for a device that is not there, on which it cannot try kernels out.
+
+        Without such trials, Triton fails on some products, for which it finds no tiles, and takes
+        most of the time for the others. cuBLAS computes them instead.
+        """
+        if self.description is None:
+            return {}
+        return {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": "0"}
+
 
 def _describe(
     title: str,
