@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError, check_choice
-from constrainx.runtime import Callback, Keep, check_path
+from constrainx.runtime import Callback, Keep, Profile, check_path
 from constrainx.trainers._checks import check_batches, check_count
 from constrainx.trainers._learning_rate import LearningRate
 
@@ -138,6 +138,7 @@ class Logging:
         title: the name of the run next to the bar.
         learning_rate: the number or the schedule that the optimizer was made with, to log it. That
             of `optax.inject_hyperparams` is found by itself.
+        profile: which steps to trace, and where to.
     """
 
     every: int = 50
@@ -145,6 +146,7 @@ class Logging:
     progress: bool = True
     title: str = ""
     learning_rate: LearningRate | None = None
+    profile: Profile | None = None
 
     def __post_init__(self) -> None:
         check_count("Logging(every=...)", self.every)

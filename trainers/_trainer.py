@@ -32,6 +32,7 @@ from constrainx.runtime import (
     Restored,
     RunError,
     Sharding,
+    Trace,
     by_path,
     check_same_settings,
     describe_resume,
@@ -355,6 +356,7 @@ class Trainer:
                 evaluate=self._evaluator(limit=1 if fast_dev_run else None),
                 listeners=listeners,
                 checkpoints=opened.checkpoints if opened else None,
+                trace=Trace(self.logging.profile),
                 about={
                     "config": self.config,
                     "settings": self._settings,

@@ -232,6 +232,7 @@ def _of_function(function: Callable[..., PyTree]) -> Member:
     accepted = inspect.signature(function).parameters
     takes = [name for name in ("batch", "key") if name in accepted]
 
+    @jax.named_scope("residual")
     def rows(parameters: PyTree, batch: Any, key: Array, model: Any) -> Rows:  # noqa: ARG001
         values = {"batch": batch, "key": key}
         return flatten(function(parameters, **{name: values[name] for name in takes}))
@@ -249,6 +250,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         )
     matches = nnx.filterlib.to_predicate(constraint.wrt)
 
+    @jax.named_scope("residual")
     def rows(parameters: PyTree, batch: Any, key: Array, module: Any) -> Rows:
         residual_key, reduction_key = jax.random.split(key)
         current = model if module is None else restore_variables(module, like=model)
