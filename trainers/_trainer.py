@@ -527,7 +527,8 @@ class Trainer:
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
         """Traces one step with shapes only, which finds most mistakes; returns the new state."""
         with self._own_mesh():
-            batch = self._shape_batch(self.data.batch)
+            # All values of a batch are checked, where it is not only planned.
+            batch = self._shape_batch(self.data.batch) if self._is_abstract else self._example()
             check_masks_used(self._program, self.state, batch)
             return jax.eval_shape(self._program, self.state, {}, batch)[0]
 
