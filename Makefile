@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test coverage lint format docs bench results clean
+.PHONY: quickstart test coverage lint format docs bench results soak clean
 
 quickstart: .venv/installed
 	$(BIN)/constrainx quickstart
@@ -31,6 +31,10 @@ bench: .venv/dev
 # The tables and pictures of docs/recipes.md; about an hour on two cores.
 results: .venv/dev
 	$(BIN)/python docs/results/make.py
+
+# The table of killed and resumed runs in docs/training.md; about an hour on two cores.
+soak: .venv/dev
+	$(BIN)/python docs/results/soak.py $(ARGS)
 
 clean:
 	rm -rf .venv site results runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

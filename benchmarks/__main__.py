@@ -34,14 +34,14 @@ BENCHMARKS = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmarks named in ``arguments``, or in the command line, or all."""
-    options = _parsed(arguments)
+    options = _parse(arguments)
     machine = report.machine()
     report.print_machine(machine)
     for name in options.names or BENCHMARKS:
         report.publish(BENCHMARKS[name](quick=options.quick), machine, options.out)
 
 
-def _parsed(arguments: list[str] | None) -> argparse.Namespace:
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures constrainx against its peers, and against doing without.",
@@ -53,7 +53,9 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
         "step: what constraints add to a training step. sweep: rows and γ on o3-inertia. "
         "toy: where penalty, Lagrangian and null space end, drawn.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{_listed()}; all if left out")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{_list_names()}; all if left out"
+    )
     parser.add_argument(
         "--out",
         type=pathlib.Path,
@@ -68,11 +70,11 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     for name in options.names:
         if name not in BENCHMARKS:
             hint = did_you_mean(name, BENCHMARKS, cutoff=0.0)
-            parser.error(f"there is no benchmark {name!r}.{hint} Choose from {_listed()}.")
+            parser.error(f"there is no benchmark {name!r}.{hint} Choose from {_list_names()}.")
     return options
 
 
-def _listed() -> str:
+def _list_names() -> str:
     return ", ".join(BENCHMARKS)
 
 

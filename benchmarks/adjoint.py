@@ -21,7 +21,7 @@ from benchmarks.contestants import (
     Contestant,
     value_and_gradient,
 )
-from benchmarks.measure import best_times, compiled, temporary_bytes
+from benchmarks.measure import best_times, compile_for, temporary_bytes
 from benchmarks.report import Goal, Report, Table, figure
 
 DISAGREEMENT = 0.05
@@ -35,7 +35,7 @@ def run(*, quick: bool) -> Report:
     for size in sizes:
         problem = convolution.problem(size)
         functions = {
-            name: compiled(value_and_gradient(solve, limit), problem)
+            name: compile_for(value_and_gradient(solve, limit), problem)
             for name, solve in EVERYONE.items()
         }
         results = {name: function(problem) for name, function in functions.items()}
@@ -115,7 +115,7 @@ def _memory_by_limit(
         [
             [limit]
             + [
-                temporary_bytes(compiled(value_and_gradient(solve, limit), problem)) / 1e6
+                temporary_bytes(compile_for(value_and_gradient(solve, limit), problem)) / 1e6
                 for solve in contested.values()
             ]
             for limit in limits

@@ -83,7 +83,7 @@ def _problem(rows: int, condition: float, scale: float = 1.0) -> Problem:
 
 
 def _accuracy(problem: Problem, name: str, limit: int | None = None) -> Accuracy:
-    x = np.asarray(_jitted(name, limit)(problem.A, problem.b), np.float64)
+    x = np.asarray(_jit(name, limit)(problem.A, problem.b), np.float64)
     b = np.asarray(problem.b, np.float64)
     residual = b - np.asarray(problem.A, np.float64) @ x
     return Accuracy(
@@ -131,7 +131,7 @@ DIRECT: dict[str, Callable] = {"Cholesky": _ours(cx.Cholesky()), "QR": _ours(cx.
 
 
 @functools.cache
-def _jitted(name: str, limit: int | None) -> Callable:
+def _jit(name: str, limit: int | None) -> Callable:
     return jax.jit(DIRECT[name] if limit is None else ITERATIVE[name](limit))
 
 

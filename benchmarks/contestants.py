@@ -57,7 +57,7 @@ def _lineax(kernel: Array, b: Array, limit: int) -> Solution:
     return solution.value, solution.stats["num_steps"]
 
 
-def _unrolled(kernel: Array, b: Array, limit: int, *, kind: str) -> Solution:
+def _unroll(kernel: Array, b: Array, limit: int, *, kind: str) -> Solution:
     loop = functools.partial(eqxi.while_loop, kind=kind, max_steps=limit)
     solve = matfree.lstsq.lsmr(
         atol=RTOL, btol=RTOL, maxiter=limit, while_loop=loop, custom_vjp=False
@@ -71,8 +71,8 @@ OURS: dict[str, Contestant] = {
     "full rank": functools.partial(_constrainx, full_rank=True),
 }
 UNROLLED: dict[str, Contestant] = {
-    "checkpointed": functools.partial(_unrolled, kind="checkpointed"),
-    "bounded": functools.partial(_unrolled, kind="bounded"),
+    "checkpointed": functools.partial(_unroll, kind="checkpointed"),
+    "bounded": functools.partial(_unroll, kind="bounded"),
 }
 PEERS: dict[str, Contestant] = {"matfree": _matfree, "lineax": _lineax, **UNROLLED}
 EVERYONE: dict[str, Contestant] = {**OURS, **PEERS}

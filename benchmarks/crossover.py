@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import constrainx as cx
-from benchmarks.measure import best_times, compiled
+from benchmarks.measure import best_times, compile_for
 from benchmarks.report import Goal, Report, Table
 from constrainx.models import MLP
 from constrainx.step._linearise import INEXACT, ROWS_WITH_STORED_GRADIENTS
@@ -80,5 +80,5 @@ def _projection(x: jax.Array, width: int, rows: int, solver: Any) -> Callable[[]
             update, constraint, params, batch=x, key=jax.random.key(1), solver=solver
         ).update
 
-    function = compiled(step, params, update)
+    function = compile_for(step, params, update)
     return lambda: function(params, update)

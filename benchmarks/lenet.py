@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 import constrainx as cx
-from benchmarks.measure import best_times, compiled
+from benchmarks.measure import best_times, compile_for
 from benchmarks.report import Goal, Report, Table
 from constrainx.models import LeNet
 
@@ -79,7 +79,7 @@ def _step(reduce: Any, solver: Any, batch: dict[str, np.ndarray]) -> tuple[Calla
         optimizer.update(model, grads, **extra)
         return nnx.state((model, optimizer)), value
 
-    return compiled(run, state, batch), state
+    return compile_for(run, state, batch), state
 
 
 def _violation(step: Callable, state: Any, batch: dict[str, np.ndarray], steps: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 
-def compiled(function: Callable, *args: Any) -> jax.stages.Compiled:
+def compile_for(function: Callable, *args: Any) -> jax.stages.Compiled:
     """The function compiled for arguments like these."""
     return jax.jit(function).lower(*args).compile()
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 import constrainx as cx
-from benchmarks.measure import best_times, compiled, temporary_bytes
+from benchmarks.measure import best_times, compile_for, temporary_bytes
 from benchmarks.report import Goal, Table
 
 LEAVES = 10
@@ -29,7 +29,7 @@ def measure(shape: tuple[int, int], rounds: int) -> tuple[Table, Goal]:
     tree = {f"layer {i}": jax.random.normal(key, shape) for i, key in enumerate(keys)}
     flat, b = jnp.concatenate([leaf.ravel() for leaf in tree.values()]), jnp.ones(1)
     functions = {
-        name: compiled(solve, flat if name == "matfree" else tree, b)
+        name: compile_for(solve, flat if name == "matfree" else tree, b)
         for name, solve in CONTESTANTS.items()
     }
     calls = {

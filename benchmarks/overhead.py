@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 import constrainx as cx
-from benchmarks.measure import best_times, compiled
+from benchmarks.measure import best_times, compile_for
 from benchmarks.report import Goal, Table
 
 FEW, MANY = 5, 25
@@ -36,7 +36,7 @@ def measure(size: int, width: int, rounds: int) -> tuple[Table, Goal]:
     rows = []
     for operator in (_matrix(size), _network(width)):
         functions = {
-            (kind, count): compiled(make(operator, count), operator.arrays, operator.b)
+            (kind, count): compile_for(make(operator, count), operator.arrays, operator.b)
             for kind, make in (("loop", _products), ("LSMR", _lsmr))
             for count in (FEW, MANY)
         }

@@ -38,11 +38,11 @@ class Table:
     columns: Mapping[str, str]
     rows: Sequence[Sequence[Cell]]
 
-    def written(self) -> list[list[str]]:
+    def write_cells(self) -> list[list[str]]:
         """The rows as they are printed."""
         return [
             [
-                cell if isinstance(cell, str) else _formatted(cell, form)
+                cell if isinstance(cell, str) else _format_number(cell, form)
                 for cell, form in zip(row, self.columns.values(), strict=True)
             ]
             for row in self.rows
@@ -51,7 +51,7 @@ class Table:
     def markdown(self) -> str:
         """The table in Markdown."""
         names = list(self.columns)
-        lines = [names, ["---:"] * len(names), *self.written()]
+        lines = [names, ["---:"] * len(names), *self.write_cells()]
         rows = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return f"**{self.title}**\n\n{rows}"
 
@@ -96,7 +96,7 @@ def machine() -> dict[str, str]:
 
 def print_machine(facts: Mapping[str, str]) -> None:
     """Prints what `machine` found."""
-    _console().print(_described(facts), highlight=False)
+    _console().print(_describe(facts), highlight=False)
 
 
 def publish(report: Report, facts: Mapping[str, str], folder: pathlib.Path) -> None:
@@ -127,7 +127,7 @@ def figure(columns: int = 1) -> tuple[Figure, list[Any]]:
     return plot, axes
 
 
-def _formatted(number: float, form: str) -> str:
+def _format_number(number: float, form: str) -> str:
     return format(number, form) if math.isfinite(number) else "fails"
 
 
@@ -139,7 +139,7 @@ def _rich_table(table: Table) -> rich.table.Table:
     drawn = rich.table.Table()
     for name in table.columns:
         drawn.add_column(name, justify="right")
-    for row in table.written():
+    for row in table.write_cells():
         drawn.add_row(*row)
     return drawn
 
@@ -169,7 +169,7 @@ def _in_json(cell: Cell) -> Cell | None:
 def _markdown(report: Report, facts: Mapping[str, str]) -> str:
     parts = [
         f"# {report.name}",
-        _described(facts),
+        _describe(facts),
         report.setting,
         *(table.markdown() for table in report.tables),
         *(goal.sentence() for goal in report.goals),
@@ -178,7 +178,7 @@ def _markdown(report: Report, facts: Mapping[str, str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _described(facts: Mapping[str, str]) -> str:
+def _describe(facts: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 

@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 import constrainx as cx
-from benchmarks.measure import best_times, compiled
+from benchmarks.measure import best_times, compile_for
 from benchmarks.report import Goal, Report, Table
 from constrainx.models import MLP
 from constrainx.recipes import o3_inertia
@@ -49,7 +49,7 @@ def _scalar(shape: tuple[int, int], rounds: int) -> tuple[Table, Goal]:
             updates, state = optimizer.update(grads, state, params)
             return optax.apply_updates(params, updates), state
 
-        return compiled(apply, params, optimizer.init(params)), optimizer.init(params)
+        return compile_for(apply, params, optimizer.init(params)), optimizer.init(params)
 
     plain = optax.with_extra_args_support(optax.adam(1e-3))
     contestants = {
@@ -100,7 +100,7 @@ def _inertia(width: int, rounds: int) -> tuple[Table, list[Goal]]:
             optimizer.update(model, grads, **extra)
             return nnx.state((model, optimizer)), loss
 
-        return compiled(run, state, jax.random.key(0)), state
+        return compile_for(run, state, jax.random.key(0)), state
 
     contestants = {
         "unconstrained": step(None),

@@ -26,6 +26,7 @@ from constrainx.constraints import compose as compose
 from constrainx.constraints import constraints_of as constraints_of
 from constrainx.constraints import groups as groups
 from constrainx.constraints import masks as masks
+from constrainx.constraints import prune as prune
 from constrainx.constraints import representations as representations
 from constrainx.errors import UserError as UserError
 from constrainx.linalg import CG as CG

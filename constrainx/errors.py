@@ -41,7 +41,16 @@ def did_you_mean(word: Any, choices: Iterable[Any], *, cutoff: float = 0.3) -> s
         cutoff: how similar the nearest must be, from 0 to 1.
     """
     near = difflib.get_close_matches(str(word), map(str, choices), n=1, cutoff=cutoff)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    return suggest(near[0]) if near else ""
+
+
+def suggest(choice: Any) -> str:
+    """A hint to append to a message, if it is known what was probably meant.
+
+    >>> "runs/a is not a run." + suggest("runs/a/seed0")
+    "runs/a is not a run. Did you mean 'runs/a/seed0'?"
+    """
+    return f" Did you mean {str(choice)!r}?"
 
 
 def check_choice(

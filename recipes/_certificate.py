@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pathlib
 
 from constrainx.checks import Certificate
-from constrainx.runtime import RunError
+from constrainx.runtime import RunError, read_object, write_object
 
 
 def record_certificate(
@@ -24,23 +22,28 @@ def record_certificate(
 
     Returns:
         The file that it was written to.
+
+    Raises:
+        RunError: the result is damaged, or the file cannot be written.
     """
     record = {"step": step, **certificate.as_record()}
     path = folder / "result.json"
     if path.exists():
         try:
-            content = json.loads(path.read_bytes())
-        except ValueError as error:
+            content = {**read_object(path), "certificate": record}
+        except (OSError, ValueError) as error:
             raise RunError(
-                f"{path} is not JSON, so the certificate cannot be added to it: {error}. Repair or "
+                f"{path} is damaged, so the certificate cannot be added to it: {error}. Repair or "
                 "remove it."
             ) from error
-        content = {**content, "certificate": record}
     else:
         path = folder / "certificate.json"
         content = record
-    # Never half a file, whatever happens.
-    beside = path.with_suffix(".json.new")
-    beside.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(beside, path)
+    try:
+        write_object(path, content)
+    except OSError as error:
+        raise RunError(
+            f"the certificate could not be written to {path}: {error.strerror}. Nothing else is "
+            "lost."
+        ) from error
     return path

@@ -38,10 +38,11 @@ def read_recipe(run: pathlib.Path, *, file: pathlib.Path | str | None = None) ->
         raise RunError(
             f"{run} was started from {recipe!r}, which is not part of constrainx. Continuing or "
             "measuring the run executes the code in that file. If you know what is in it, name it: "
-            f"`--recipe {recipe}`."
+            f"`--recipe {recipe}`, or `cx.load(run, recipe=...)` in Python."
         )
     kind = find(recipe if file is None else str(file))
-    recorded = config.get("source", {}).get("recipe")
+    source = config.get("source")
+    recorded = source.get("recipe") if isinstance(source, dict) else None
     if recorded is not None and recorded != digest_source(kind)["recipe"]:
         log.warning(
             "the source of %s is not what %s was last trained with", file or recipe, run.name

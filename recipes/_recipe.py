@@ -59,10 +59,10 @@ class Recipe(abc.ABC, metaclass=Resolving):
         method: which of the recipe's methods trains the network.
         size: "smoke" takes seconds, "cpu" minutes on two cores, "full" is for GPUs.
         preset: "ours", or "paper" to follow the paper as closely as possible.
-        seed: of data, network and training.
+        seed: the seed of data, network and training.
         devices: how many devices to use; all if None.
         fsdp: how many devices share each large parameter.
-        precision: of the forward and backward pass.
+        precision: the precision of the forward and backward pass.
         accumulate: split each batch into this many parts and add up their gradients.
         ema: decay of a moving average of the parameters, which is used for evaluation.
         log_every: steps between logs.

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -46,16 +47,41 @@ def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[s
         **({} if result.signal is None else {"signal": result.signal}),
     }
     if jax.process_index() == 0:
+        record |= _keep_certificate(folder, record)
         if is_done:
             _draw(recipe, result.model, folder / "picture.png")
         try:
             write_object(folder / "result.json", record)
         except OSError as error:
             raise RunError(
-                f"{folder / 'result.json'} could not be written: {error.strerror}. The checkpoints "
-                f"are safe; make room and write it by `constrainx resume {folder}`."
+                f"{folder / 'result.json'} could not be written: {error.strerror}. "
+                f"{_describe_kept(folder, result)}"
             ) from error
     return record if is_done else None
+
+
+def _keep_certificate(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The certificate in the folder, if no step was taken since, as in `resume` of a finished run.
+
+    Steps take time, so a run with the same step and the same seconds is the one that was certified.
+    """
+    before = read_result(folder) or {}
+    is_same = all(before.get(name) == record[name] for name in ("step", "seconds"))
+    return {"certificate": before["certificate"]} if is_same and "certificate" in before else {}
+
+
+def _describe_kept(folder: pathlib.Path, result: Result) -> str:
+    """What is left of a run without a result: a disk that is full for it may have been before."""
+    resume = f"`constrainx resume {folder}`"
+    if not result.unsaved:
+        return f"The checkpoints are safe; make room and write it by {resume}."
+    steps = ", ".join(map(str, result.unsaved))
+    if result.saved is None:
+        return f"No checkpoint was saved, either, of steps {steps}: make room and train again."
+    return (
+        f"Nor could the checkpoints of steps {steps}: make room and continue from step "
+        f"{result.saved} by {resume}."
+    )
 
 
 def _draw(recipe: Recipe, model: Any, path: pathlib.Path) -> None:

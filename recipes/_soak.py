@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
@@ -23,7 +24,7 @@ import numpy as np
 from constrainx.errors import UserError
 from constrainx.recipes._build import build_trainer
 from constrainx.recipes._recipe import Recipe
-from constrainx.runtime import prepare_run_folder
+from constrainx.runtime import parse_resume, prepare_run_folder
 
 # A child that has not ended after so long hangs.
 PATIENCE_SECONDS = 600
@@ -170,7 +171,8 @@ def _endure(
         starts += 1
         with _start(run, place, file) as children:
             if rng.random() < EARLY:
-                time.sleep(rng.uniform(0, straight.until_first_step))
+                # The first start may have compiled what later ones only read.
+                _wait_for_next_step(run, children, rng.uniform(0, straight.until_first_step))
             else:
                 # Not too far, so that some of the run is left for the other kills.
                 reach = 2 * (steps - saved) // (kills - done + 1)
@@ -262,6 +264,17 @@ def _wait_for_step(
     _check(run, children, deadline)
 
 
+def _wait_for_next_step(
+    run: pathlib.Path, children: Sequence[subprocess.Popen[bytes]], seconds: float
+) -> None:
+    """Waits for some time, but not beyond the first step that these children log."""
+    deadline = time.monotonic() + seconds
+    before = _read_step(run)
+    while _read_step(run) == before and time.monotonic() < deadline:
+        _check(run, children, math.inf)
+        time.sleep(0.002)
+
+
 def _wait_for_end(run: pathlib.Path, children: Sequence[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while any(child.poll() is None for child in children):
@@ -310,10 +323,8 @@ def _read_step(run: pathlib.Path) -> int:
 
 def _read_resumes(run: pathlib.Path) -> list[int]:
     """The steps from which the run was resumed, in order."""
-    found = [
-        re.match(r"resumed from step (\d+)", str(line.get("message"))) for line in _read_lines(run)
-    ]
-    return [int(match[1]) for match in found if match]
+    found = [parse_resume(str(line.get("message"))) for line in _read_lines(run)]
+    return [step for step in found if step is not None]
 
 
 def _find_saved(run: pathlib.Path) -> int:

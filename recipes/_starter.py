@@ -37,8 +37,8 @@ class MyRecipe(Recipe):
     Attributes:
         steps: the number of training steps.
         batch: examples per step.
-        learning_rate: of Adam, decayed to zero by a cosine.
-        width: of the hidden layer.
+        learning_rate: the learning rate of Adam, decayed to zero by a cosine.
+        width: the width of the hidden layer.
         constrained_by: how the constraint acts.
         gamma: how strongly a step pulls towards the constraint.
     """

@@ -60,7 +60,7 @@ class C4FMNIST(Recipe):
         images: "fashion_mnist" as TFDS has it, or "synthetic" images to try the recipe without.
         epochs: passes over the training data.
         batch: examples per step.
-        learning_rate: of Adam.
+        learning_rate: the learning rate of Adam.
         decay: whether the learning rate goes down to zero by a cosine.
         width: channels of the first convolution; the second has twice as many.
         channels: whether channels are "permuted" along with the pixels, or "stay" as in the paper.
@@ -69,10 +69,10 @@ class C4FMNIST(Recipe):
         turned: whether to rotate training images at random by quarter turns.
         frames: whether to average logits over the rotations of an image, also in training.
         examples: how many images of a batch the constraint on images looks at.
-        rows: of that constraint; each is the norm over examples / rows images.
+        rows: the number of rows of that constraint; each is the norm over examples / rows images.
         gamma: how strongly steps pull towards the constraint on images; multiplied by the learning
             rate.
-        weight: of the penalty, which takes the mean over the rows.
+        weight: the weight of the penalty, which takes the mean over the rows.
         limit: how many training images to use; all if None.
     """
 

@@ -56,10 +56,11 @@ class ConservativeScore(Recipe):
         steps: the number of training steps.
         examples: the number of training points.
         batch: examples per step.
-        learning_rate: of Adam, which gets gradients clipped to norm 1.
+        learning_rate: the learning rate of Adam, which gets gradients clipped to norm 1.
         quasi: the weight of QCSBM's regulariser.
         constrained_by: how the constraint acts.
-        rows: of the constraint; each is the norm over batch / rows examples; 0 means one row.
+        rows: the number of rows of the constraint; each is the norm over batch / rows examples. 0
+            means one row.
         placement: whether updates or gradients are projected.
         gamma: how strongly steps pull towards the constraint; if gradients are projected, it is
             multiplied by the learning rate.
@@ -168,25 +169,25 @@ class ConservativeScore(Recipe):
         return jnp.mean(losses)
 
 
-def _published(asym: str, nasym: str, nll: str) -> dict[str, str]:
+def _as_row(asym: str, nasym: str, nll: str) -> dict[str, str]:
     return {"asym": asym, "nasym": nasym, "nll": nll}
 
 
 PUBLISHED = {
     "8gaussian": {
-        "paper": _published("2.7e-3", "3.2e-4", "3.70"),
-        "usbm": _published("2.4e-2", "3.7e-3", "3.79"),
-        "qcsbm": _published("7.0e-3", "1.4e-3", "3.74"),
+        "paper": _as_row("2.7e-3", "3.2e-4", "3.70"),
+        "usbm": _as_row("2.4e-2", "3.7e-3", "3.79"),
+        "qcsbm": _as_row("7.0e-3", "1.4e-3", "3.74"),
     },
     "spirals": {
-        "paper": _published("3.4e-3", "1.2e-3", "3.53"),
-        "usbm": _published("6.7e-1", "3.4e-2", "4.11"),
-        "qcsbm": _published("5.1e-2", "9.4e-3", "4.02"),
+        "paper": _as_row("3.4e-3", "1.2e-3", "3.53"),
+        "usbm": _as_row("6.7e-1", "3.4e-2", "4.11"),
+        "qcsbm": _as_row("5.1e-2", "9.4e-3", "4.02"),
     },
     "checkerboard": {
-        "paper": _published("4.3e-3", "9.9e-4", "3.69"),
-        "usbm": _published("9.2e-2", "1.9e-2", "3.74"),
-        "qcsbm": _published("2.2e-2", "5.9e-3", "3.76"),
+        "paper": _as_row("4.3e-3", "9.9e-4", "3.69"),
+        "usbm": _as_row("9.2e-2", "1.9e-2", "3.74"),
+        "qcsbm": _as_row("2.2e-2", "5.9e-3", "3.76"),
     },
 }
 

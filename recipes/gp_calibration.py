@@ -44,8 +44,8 @@ class GpCalibration(Recipe):
         steps: the number of steps of Adam.
         examples: the number of training points.
         tests: the number of test points.
-        features: of the process.
-        learning_rate: of Adam.
+        features: the number of features of the process.
+        learning_rate: the learning rate of Adam.
         noise: the standard deviation of the data's noise is this times (0.2 + x).
         start_length: ℓ before the first step.
         start_noise: λ before the first step.

@@ -38,13 +38,13 @@ class InvariantDigits(Recipe):
     Attributes:
         epochs: passes over the training data.
         batch: examples per step.
-        learning_rate: of Adam, decayed to zero by a cosine.
-        channels: of the first convolution; the second has twice as many.
+        learning_rate: the learning rate of Adam, decayed to zero by a cosine.
+        channels: the number of channels of the first convolution; the second has twice as many.
         turned: whether to rotate training images at random by quarter turns.
         constrained_by: how the constraint acts.
-        rows: of the constraint; each is the norm over batch / rows images.
+        rows: the number of rows of the constraint; each is the norm over batch / rows images.
         gamma: how strongly steps pull towards the constraint; multiplied by the learning rate.
-        weight: of the penalty, which takes the mean over the rows.
+        weight: the weight of the penalty, which takes the mean over the rows.
         tests: the number of test images.
     """
 
@@ -100,7 +100,7 @@ class InvariantDigits(Recipe):
             augment=_turned_at_random if self.turned else None,
             evaluation=Evaluation(
                 data.arrays(test, batch=self.tests),
-                metrics={"error": is_wrong, "turned error": _wrong_when_turned},
+                metrics={"error": is_wrong, "turned error": _is_wrong_when_turned},
                 every=max(steps // 5, 1),
             ),
             **self.settings(learning_rate=rate, **options),
@@ -116,6 +116,6 @@ def _turned_at_random(batch: dict[str, Array], key: Array) -> dict[str, Array]:
     return {**batch, "x": jax.vmap(turn)(batch["x"], quarters)}
 
 
-def _wrong_when_turned(model: Any, batch: dict[str, Array]) -> Float[Array, "batch 4"]:
+def _is_wrong_when_turned(model: Any, batch: dict[str, Array]) -> Float[Array, "batch 4"]:
     turned = [{**batch, "x": jnp.rot90(batch["x"], k, axes=(1, 2))} for k in range(4)]
     return jnp.stack([is_wrong(model, images) for images in turned], axis=1)

@@ -52,8 +52,8 @@ class O3Inertia(Recipe):
         examples: the number of training points.
         tests: the number of test points.
         batch: examples per step.
-        learning_rate: of Adam, decayed to zero by a cosine.
-        width: of the three hidden layers.
+        learning_rate: the learning rate of Adam, decayed to zero by a cosine.
+        width: the width of the three hidden layers.
         augmentation: whether to rotate or reflect each example at random in each step.
         constrained_by: how the constraint acts.
         reduce: "norm" makes each row the norm over a group of examples; "mean" averages over all.
@@ -61,7 +61,7 @@ class O3Inertia(Recipe):
         fresh: whether to draw new points for the constraint in each step, since it needs no labels,
             instead of using those of the batch.
         gamma: how strongly steps pull towards the constraint; multiplied by the learning rate.
-        weight: of the penalty or the Lagrangian, which take means over the rows.
+        weight: the weight of the penalty or the Lagrangian, which take means over the rows.
         longer: multiplies the epochs, to give a method as much time as "nullspace" takes.
     """
 
@@ -115,7 +115,7 @@ class O3Inertia(Recipe):
             steps=steps,
             constraints=[self.constraint()],
             method=weigh_method(self.constrained_by, self.weight),
-            augment=self._drawn,
+            augment=self._augment,
             evaluation=Evaluation(
                 data.arrays({**test, "constrained": test["x"]}, batch=min(500, self.tests)),
                 metrics={
@@ -147,7 +147,7 @@ class O3Inertia(Recipe):
             name="O(3)",
         )
 
-    def _drawn(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
+    def _augment(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
         """What a step sees: examples, and the points at which the constraint must hold."""
         turn_key, point_key = jax.random.split(key)
         x = rotate_at_random(batch["x"], turn_key) if self.augmentation else batch["x"]

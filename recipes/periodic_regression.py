@@ -63,14 +63,14 @@ class PeriodicRegression(Recipe):
     Attributes:
         steps: the number of training steps.
         examples: points in [−π, π], all of them in each batch.
-        learning_rate: of Adam, decayed to zero by a cosine.
-        width: of the two hidden layers.
+        learning_rate: the learning rate of Adam, decayed to zero by a cosine.
+        width: the width of the two hidden layers.
         constrained_by: how the constraint acts.
         rows: the number of rows, random combinations of the residuals.
         gamma: how strongly steps pull towards the constraint; multiplied by the learning rate.
         start: the first step in which the constraint acts. A constant is periodic as well, so the
             network fits the data first.
-        weight: of the penalty, which takes the mean over the rows.
+        weight: the weight of the penalty, which takes the mean over the rows.
     """
 
     name: ClassVar[str] = "periodic-regression"

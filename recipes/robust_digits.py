@@ -40,8 +40,8 @@ class RobustDigits(Recipe):
     Attributes:
         epochs: passes over the training data.
         batch: examples per step.
-        learning_rate: of Adam, decayed to zero by a cosine.
-        width: of the two hidden layers.
+        learning_rate: the learning rate of Adam, decayed to zero by a cosine.
+        width: the width of the two hidden layers.
         jitter: how much to rotate, zoom and shift training images at random; 1 is up to 20°, 15 %
             and 0.8 pixels, 0 is not at all.
         radius: how much the attack may change each pixel.
@@ -98,7 +98,7 @@ class RobustDigits(Recipe):
                 )
             ],
             method=self.constrained_by,
-            augment=self._jittered if self.jitter else None,
+            augment=self._augment if self.jitter else None,
             evaluation=Evaluation(
                 data.arrays(test, batch=self.tests),
                 metrics={
@@ -116,7 +116,7 @@ class RobustDigits(Recipe):
         """The attack during training."""
         return Attack(radius=self.radius)
 
-    def _jittered(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
+    def _augment(self, batch: dict[str, Array], key: Array) -> dict[str, Array]:
         much = {"angle": 0.35 * self.jitter, "zoom": 0.15 * self.jitter, "shift": 0.8 * self.jitter}
         return {**batch, "x": jitter_images(batch["x"], key, **much)}
 

@@ -79,7 +79,7 @@ def test_tests_benchmarks_and_docs_import_what_their_extras_bring(folder):
         ("try:\n    import wandb\nexcept ImportError:\n    wandb = None", "wandb", None),
     ],
 )
-def test_imports_are_read(tmp_path, source, distribution, extra):
+def test_imports_are_found_with_their_extras(tmp_path, source, distribution, extra):
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "file.py").write_text(source)
     (found,) = find_imports(["library"], root=tmp_path)

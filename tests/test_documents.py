@@ -1,5 +1,6 @@
 """The code in README, CONTRIBUTING and docs runs, top to bottom, and names in them exist."""
 
+import json
 import pathlib
 import pkgutil
 import re
@@ -7,6 +8,10 @@ import sys
 import types
 
 import pytest
+
+from constrainx.recipes import all_recipes
+
+from .import_contract import LAYERS, read_modules
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,12 +43,46 @@ def test_links_to_headings_lead_somewhere(path):
         assert anchor in [_make_anchor(heading) for heading in headings], anchor
 
 
+def test_the_table_of_killed_runs_has_every_recipe():
+    found = json.loads((ROOT / "docs" / "results" / "soak.json").read_text())
+    assert found.keys() == all_recipes().keys()
+    table = (ROOT / "docs" / "results" / "soak.md").read_text()
+    for name, layouts in found.items():
+        assert not any(one["lost"] for one in layouts)
+        assert layouts[0]["layout"] == "same device"
+        assert layouts[0]["difference"] == 0.0
+        assert table.count(f"| {name} |") == len(layouts) == 3
+
+
 @pytest.mark.parametrize(
     "name",
     sorted(set(re.findall(r"`((?:cx|constrainx)(?:\.\w+)+)[`(]", ARCHITECTURE))),
 )
 def test_names_on_the_page_about_the_architecture_exist(name):
     pkgutil.resolve_name(re.sub(r"^cx\b", "constrainx", name))
+
+
+def test_paths_on_the_page_about_the_architecture_exist():
+    paths = re.findall(r"`((?:\w+/)+(?:\w+\.\w+)?)`", ARCHITECTURE)
+    assert "tests/test_house.py" in paths
+    missing = [
+        path
+        for path in paths
+        if not (ROOT / path).exists() and not (ROOT / "constrainx" / path).exists()
+    ]
+    assert set(missing) <= {"layers/"}  # a room that is planned
+
+
+def test_the_tree_on_the_page_about_the_architecture_is_the_one_there_is():
+    tree = re.search(r"^constrainx/\n((?:  .*\n)+)", ARCHITECTURE, re.MULTILINE)[1]
+    rooms = re.findall(r"^  (\w+)(?:/|\.py) ", tree, re.MULTILINE)
+    assert tuple(rooms) == LAYERS
+    drawn, room = set(), ""
+    for indent, name in re.findall(r"^( +)(\w+)/ ", tree, re.MULTILINE):
+        room = name if len(indent) == 2 else room
+        drawn.add(name if len(indent) == 2 else f"{room}.{name}")
+    modules = read_modules(ROOT / "constrainx").values()
+    assert drawn == {module.inner_name for module in modules if module.is_face} - {""}
 
 
 @pytest.mark.parametrize(

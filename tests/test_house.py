@@ -170,7 +170,7 @@ def test_a_wheel_installed_elsewhere_is_complete(tmp_path):
     assert run.stdout.strip().startswith(str(target))
 
 
-def test_python_dash_m():
+def test_python_m_constrainx_shows_the_help_text():
     run = subprocess.run(
         [sys.executable, "-m", "constrainx", "--help"],
         cwd=ROOT, capture_output=True, text=True, check=True,

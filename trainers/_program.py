@@ -15,7 +15,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
-from constrainx.constraints import Composed, reseed_streams
+from constrainx.constraints import Composed, masks, reseed_streams
 from constrainx.errors import ArgumentError, ArgumentTypeError
 from constrainx.runtime import REMOVED
 from constrainx.step import ConstrainedState, reports
@@ -230,9 +230,14 @@ class Program:
     def _cast(self, tree: PyTree) -> PyTree:
         if self.precision == "float32":
             return tree
-        return jax.tree.map(
-            lambda leaf: leaf.astype(self.precision) if leaf.dtype == jnp.float32 else leaf, tree
-        )
+
+        def cast(leaf: Any) -> Any:
+            # Rounded probabilities of masks would tie, and keep too many weights or too few.
+            if isinstance(leaf, masks.MaskProbability) or leaf.dtype != jnp.float32:
+                return leaf
+            return leaf.astype(self.precision)
+
+        return jax.tree.map(cast, tree, is_leaf=lambda x: isinstance(x, masks.MaskProbability))
 
     def _examine(self, state: State, flags: Array) -> tuple[Health, Array]:
         """Records a step that is not finite; returns the health, and whether to take this step."""

@@ -74,7 +74,9 @@ def open_run(
 
         check_shared_folder(path)
         changes = first_process_only(prepare) or []
-        checkpoints = Checkpoints(path / "checkpoints", keep=folder.keep, **_monitored(monitor))
+        checkpoints = Checkpoints(
+            path / "checkpoints", keep=folder.keep, **_describe_monitor(monitor)
+        )
         stack.callback(checkpoints.close)
         later = [] if resume_from is None else checkpoints.set_aside_after(resume_from)
         writers: list[Callback] = []
@@ -118,7 +120,7 @@ def restore_progress(
     path = pathlib.Path(folder.path)
     if not (path / "checkpoints").is_dir():
         raise CheckpointError(f"there are no checkpoints in {path}: nothing to restore.")
-    checkpoints = StoredCheckpoints(path / "checkpoints", **_monitored(monitor))
+    checkpoints = StoredCheckpoints(path / "checkpoints", **_describe_monitor(monitor))
     try:
         wanted = checkpoints.find(step)
         earlier = [saved for saved in reversed(checkpoints.steps) if saved < wanted]
@@ -138,5 +140,5 @@ def restore_progress(
     return progress, found
 
 
-def _monitored(monitor: Monitor | None) -> dict[str, Any]:
+def _describe_monitor(monitor: Monitor | None) -> dict[str, Any]:
     return {"metric": monitor.metric, "mode": monitor.mode} if monitor else {}

@@ -56,6 +56,7 @@ from constrainx.trainers._guard import find_exempt, find_spoilt
 from constrainx.trainers._loop import Ending, Loop, NonFiniteError, Schedule
 from constrainx.trainers._masks_used import check_masks_used
 from constrainx.trainers._measure import Measure
+from constrainx.trainers._optimizer import describe_optimizer
 from constrainx.trainers._program import OnNonFinite, Precision, Program
 from constrainx.trainers._recorded import describe_constraints, find_differences
 from constrainx.trainers._run import OpenRun, WhichStep, can_restore, open_run, restore_progress
@@ -451,7 +452,7 @@ class Trainer:
             batch, key, loss = self._program.at(self.state, batch)
             model = self._program.model(self.state.parameters, self.state.rest)
             point = Point(
-                self._measure.constraints,
+                self._measure.constraints.at(self.state.step),
                 self.state.parameters,
                 self.state.step,
                 batch,
@@ -515,7 +516,11 @@ class Trainer:
     def _note_differences(self, found: Restored, folder: RunFolder, *, strict: bool) -> None:
         """Says what was not restored, and what differs from what was recorded."""
         config = find_differences(found.about.get("config"), self.config, without=folder.may_change)
-        others = find_differences(found.about.get("settings"), self._settings)
+        recorded = found.about.get("settings")
+        others = find_differences(recorded, self._settings, without=("optimizer",))
+        # Checkpoints of older versions say nothing about the optimizer, or about any setting.
+        before = recorded.get("optimizer") if isinstance(recorded, dict) else None
+        others += find_differences(before, self._settings["optimizer"])
         differing = [*config, *(one for one in others if one not in config)]
         self._refused = config if strict else []
         self._notes = list(found.notes)
@@ -646,6 +651,7 @@ class Trainer:
             "ema": self.ema,
             "method": type(as_method(self.method)).__name__,
             "gamma": describe_constraints(self._program.constraints),
+            "optimizer": describe_optimizer(self.optimizer),
         }
 
     def _config_agrees(self, folder: pathlib.Path) -> bool:

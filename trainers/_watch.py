@@ -47,7 +47,7 @@ class Watch:
         """
         self._members = tuple(constraints or ())
         self._advice = _advise(method, self._members)
-        places = [_choose_placement(method, member) for member in self._members]
+        places = _choose_placements(method, self._members)
         self._still = [SLOW if place in EXACT else 1 + STILL for place in places]
         self._told: set[str] = set()
         self._first: float | None = None
@@ -155,17 +155,18 @@ class Watch:
 def _advise(method: Method, members: tuple[Member, ...]) -> str:
     """What to try if the constraints spoil a run."""
     if not isinstance(method, NullSpace):
-        return "a smaller `weight`, a later `start`"
-    places = [_choose_placement(method, member) for member in members]
+        weight = "a smaller `weight`, " if hasattr(method, "weight") else ""
+        return f"{weight}a later `start`"
+    places = _choose_placements(method, members)
     elsewhere = "" if set(places) == {"gradient"} else '`placement="gradient"`, '
     return f"{elsewhere}a smaller `gamma`, a later `start`"
 
 
-def _choose_placement(method: Method, member: Member) -> Placement | None:
-    """Where a constraint is projected by the user's choice, or None if that was left open."""
+def _choose_placements(method: Method, members: tuple[Member, ...]) -> list[Placement | None]:
+    """Where each constraint is projected by the user's choice, or None if that was left open."""
     if not isinstance(method, NullSpace):
-        return None
-    return "update" if method.metric == "optimizer" else method.placement or member.placement
+        return [None] * len(members)
+    return [method.choose_placement(member) for member in members]
 
 
 def _recent() -> collections.deque[float]:

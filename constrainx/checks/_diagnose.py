@@ -29,6 +29,7 @@ from constrainx.constraints import (
     constraints_of,
     reseed_streams,
 )
+from constrainx.data import check_integers
 from constrainx.linalg import norm
 from constrainx.step import (
     Method,
@@ -90,6 +91,7 @@ def diagnose(
         method: which is to respect the constraints, see `constrain`.
         wrt: an NNX filter: which variables are trained.
     """
+    check_integers(batch, of="the batch")
     key = jax.random.key(0) if key is None else key
     parts: Any = nnx.split(model, wrt, nnx.RngState, ...)
     graph, parameters, rngs, rest = parts
@@ -235,7 +237,7 @@ def _place(member: Member, traced: Traced, method: Method) -> tuple[str, str]:
 
 def _measure_cost(member: Member, point: Point, method: Method) -> Cost:
     """The cost of projecting on the rows of one constraint, or of the gradient of their squares."""
-    alone = Composed((dataclasses.replace(member, gamma=1.0, start=0, every=1),))
+    alone = Composed((dataclasses.replace(member, gamma=1.0, start=0, stop=None, every=1),))
     own = point._replace(constraints=alone)
 
     def correct(parameters: PyTree) -> PyTree:

@@ -18,9 +18,9 @@ class Certify(PlainCommand):
 
     Attributes:
         run: the folder of a run.
-        step: which checkpoint.
+        step: the checkpoint to measure.
         fallback: if that checkpoint is damaged, whether to take an earlier one.
-        confidence: of all bounds.
+        confidence: the confidence level of all bounds, at least 0.5 and below 1.
         share: the share of points that may exceed the tolerance; any if left out.
         draws: how many draws, for constraints that draw their own points.
         devices: how many devices to use; as the recipe says if left out.

@@ -48,7 +48,7 @@ def _write_function(
     """A function in bash, which zsh runs as well.
 
     Args:
-        options: of each command.
+        options: the options of each command.
         with_recipe: the commands whose first argument is a recipe.
         recipes: the options of each recipe.
     """

@@ -17,8 +17,8 @@ class Data(PlainCommand):
     """List the data sets that are prepared, or prepare one.
 
     Attributes:
-        action: "list" or "prepare".
-        name: of a TFDS data set to prepare, such as fashion_mnist.
+        action: whether to "list" the data sets that are prepared, or to "prepare" one.
+        name: the name of a TFDS data set to prepare, such as fashion_mnist.
         data_dir: folder of the data sets; TFDS_DATA_DIR or ~/tensorflow_datasets if left out.
     """
 

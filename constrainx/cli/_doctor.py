@@ -41,7 +41,7 @@ class _DoctorOfRun(Command):
     """Examine the constraints of a run, at one of its checkpoints.
 
     Attributes:
-        step: which checkpoint.
+        step: the checkpoint to examine.
         fallback: if that checkpoint is damaged, whether to take an earlier one.
         recipe: the file of the run's recipe, if it is your own: its code is executed.
     """

@@ -21,12 +21,12 @@ class Export(PlainCommand):
         run: the folder of a run.
         to: the file to write; ends in .safetensors. By default it is weights.safetensors in the
             folder of the run, or weights-timm.safetensors and the like for a layout.
-        step: which checkpoint.
+        step: the checkpoint to export.
         average: whether to take the moving average of the parameters, if there is one.
         masks: "prune" sets the weights that masks leave out to zero, and writes no masks; "keep"
             writes all weights, and the probabilities beside them.
-        layout: whose names and axes to use, so that they load the file; for `ResNet` and `Swin`.
-            Those of the model itself, if left out.
+        layout: the library that is to load the file, whose names and axes are then used; for
+            `ResNet` and `Swin`. Those of the model itself if left out.
         recipe: the file of the run's recipe, if it is your own: its code is executed.
     """
 

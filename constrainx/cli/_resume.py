@@ -96,7 +96,7 @@ class Evaluate(PlainCommand):
 
     Attributes:
         run: the folder of a run.
-        step: which checkpoint.
+        step: the checkpoint to measure.
         fallback: if that checkpoint is damaged, whether to take an earlier one.
         devices: how many devices to use; as the recipe says if left out.
         fsdp: how many devices share each large parameter; as the recipe says if left out.

@@ -17,7 +17,7 @@ from constrainx.cli._console import print_line, print_table
 if TYPE_CHECKING:
     from constrainx.recipes import Recipe
 
-HEADINGS = ("kills", "in saves", "repeated", "lost", "difference", "undisturbed")
+HEADINGS = ("resumed on", "kills", "in saves", "repeated", "lost", "difference", "undisturbed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Soak(RecipeCommand):
 
     Attributes:
         kills: how often each run is killed.
-        chance: the seed of the random moments.
+        chance: the seed that decides at which moments.
         out: the folder for the runs and the table, which is emptied first.
     """
 
@@ -63,15 +63,7 @@ class Soak(RecipeCommand):
                 )
                 for one in found
             ],
-            headings=[
-                "resumed on",
-                "kills",
-                "in saves",
-                "repeated",
-                "lost",
-                "difference",
-                "undisturbed",
-            ],
+            headings=HEADINGS,
             title=f"{recipe.name} {recipe.method}, size {recipe.size}, {found[0].steps} steps, "
             f"saved every {recipe.save_every}",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from constrainx.constraints._view import (
     flatten_state,
     keep_read,
     list_paths,
+    name_leaves,
     view_model,
 )
 from constrainx.constraints.reductions import Rows, flatten, slices_of
@@ -36,9 +38,11 @@ class Member:
 
     Attributes:
         name: unique among its siblings.
-        function: (parameters, batch, key, module) ↦ rows.
+        function: (parameters, batch, key, module) ↦ rows. If the rows change from step to step, it
+            takes ``step=``, too, see `at`.
         gamma: a number or an Optax schedule.
         start: the first step at which it acts.
+        stop: the first step at which it no longer acts, or None.
         every: it acts at every multiple of this many steps after ``start``.
         tolerance: the root mean square of its rows at which it counts as met.
         kind: whether rows must be zero or at most zero.
@@ -49,13 +53,15 @@ class Member:
         movable: parameters ↦ for each leaf, whether the rows may move it; None for all.
         model: what the constraint is about, as it was handed over; None for a plain function.
         nearest: (parameters, module) ↦ the nearest parameters that satisfy the constraint, if it
-            knows them; None otherwise.
+            knows them; None otherwise. It takes ``step=`` where ``function`` does.
+        takes_step: whether they do.
     """
 
     name: str
-    function: Callable[[PyTree, Any, Array, Any], Rows]
+    function: Callable[..., Rows]
     gamma: float | Callable[[Any], Any]
     start: int = 0
+    stop: int | None = None
     every: int = 1
     tolerance: float = 1e-3
     kind: Literal["equality", "inequality"] = "equality"
@@ -65,7 +71,16 @@ class Member:
     attached: Attached | None = None
     movable: Callable[[PyTree], tuple[bool, ...]] | None = None
     model: nnx.Module | None = None
-    nearest: Callable[[PyTree, Any], PyTree] | None = None
+    nearest: Callable[..., PyTree] | None = None
+    takes_step: bool = False
+
+    def at(self, step: Array) -> Member:
+        """The constraint as it is at a step; before this, it is what must hold in the end."""
+        if not self.takes_step:
+            return self
+        bind = functools.partial
+        nearest = None if self.nearest is None else bind(self.nearest, step=step)
+        return dataclasses.replace(self, function=bind(self.function, step=step), nearest=nearest)
 
     def gamma_at(self, step: Array) -> Float[Array, ""]:
         """γ at a step, and not a number where a schedule returns one that is not allowed."""
@@ -76,12 +91,13 @@ class Member:
 
     def acts_at(self, step: Array) -> Array:
         """Whether the constraint acts at a step."""
-        return (step >= self.start) & ((step - self.start) % self.every == 0)
+        acts = (step >= self.start) & ((step - self.start) % self.every == 0)
+        return acts if self.stop is None else acts & (step < self.stop)
 
     @property
     def acts_always(self) -> bool:
         """Whether there is no step at which the constraint does not act."""
-        return self.start == 0 and self.every == 1
+        return self.start == 0 and self.every == 1 and self.stop is None
 
     def measure(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
         """The constraint's own figure of its violation, for the whole model."""
@@ -135,6 +151,21 @@ class Member:
                 f"{names}{more} cannot be known: {fix}."
             )
 
+    def find_hidden(self, parameters: PyTree, hidden: PyTree, batch: Any, key: Array) -> list[str]:
+        """The variables that the rows depend on, of those that a mask hides from the optimizer.
+
+        Args:
+            parameters: as the optimizer hands them over, without what is hidden.
+            hidden: for each of them, and for what is hidden, whether it is.
+            batch: for the constraint.
+            key: for the constraint.
+        """
+        if self.model is None:
+            return []
+        paths = [path for path, is_hidden in name_leaves(hidden).items() if is_hidden]
+        read = keep_read(lambda m: self.rows(parameters, batch, key, m), self.model, paths)
+        return [".".join(map(str, path)) for path in read]
+
 
 @dataclasses.dataclass(frozen=True)
 class Composed:
@@ -149,6 +180,10 @@ class Composed:
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self.members)
+
+    def at(self, step: Array) -> Composed:
+        """The constraints as they are at a step."""
+        return Composed(tuple(member.at(step) for member in self.members))
 
     def __call__(
         self, parameters: PyTree, batch: Any = None, key: Array | None = None, model: Any = None
@@ -194,7 +229,7 @@ def compose(
 
     Args:
         *constraints: models with attached constraints, constraints, or plain functions
-            ``c(parameters)``, which may also take ``batch`` and ``key`` by these names.
+            ``c(parameters)``, which may also take ``batch``, ``key`` and ``step`` by these names.
         model: the model that the constraints are about, if they are not attached.
         gamma: overrides the γ of all of them, a finite number of at least 0 or an Optax schedule;
             plain functions have 0.1 otherwise.
@@ -229,16 +264,16 @@ def _members(item: Any, model: nnx.Module | None) -> list[Member]:
 
 
 def _of_function(function: Callable[..., PyTree]) -> Member:
-    accepted = inspect.signature(function).parameters
-    takes = [name for name in ("batch", "key") if name in accepted]
+    takes = [name for name in ("batch", "key", "step") if takes_argument(function, name)]
 
     @jax.named_scope("residual")
-    def rows(parameters: PyTree, batch: Any, key: Array, model: Any) -> Rows:  # noqa: ARG001
-        values = {"batch": batch, "key": key}
+    def rows(parameters: PyTree, batch: Any, key: Array, model: Any, step: Any = None) -> Rows:  # noqa: ARG001
+        values = {"batch": batch, "key": key, "step": step}
         return flatten(function(parameters, **{name: values[name] for name in takes}))
 
     name = getattr(function, "__name__", "constraint")
-    return Member("constraint" if name == "<lambda>" else name, rows, gamma=0.1)
+    name = "constraint" if name == "<lambda>" else name
+    return Member(name, rows, gamma=0.1, takes_step="step" in takes)
 
 
 def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
@@ -249,21 +284,26 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
             "`cx.attach(model, ...)`, or pass `model=`."
         )
     matches = nnx.filterlib.to_predicate(constraint.wrt)
+    takes_step = takes_argument(constraint.residual, "step")
 
     @jax.named_scope("residual")
-    def rows(parameters: PyTree, batch: Any, key: Array, module: Any) -> Rows:
+    def rows(parameters: PyTree, batch: Any, key: Array, module: Any, step: Any = None) -> Rows:
         residual_key, reduction_key = jax.random.split(key)
         current = model if module is None else restore_variables(module, like=model)
         seen = view_model(current, parameters, jax.random.fold_in(key, 2))
         before = _batch_statistics(seen)
+        extra = {"step": step} if takes_step else {}
+        part = at_path(seen, found.path)
         try:
-            residual = constraint.residual(at_path(seen, found.path), batch, key=residual_key)
+            residual = constraint.residual(part, batch, key=residual_key, **extra)
         except KeyError as error:
             has = sorted(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
-            raise ArgumentError(
-                f"constraint {constraint.label!r} asks for {error}, which is not there; the batch "
-                f"has {has}. Pass it as `batch=`, or look for the key in its `residual`."
-            ) from error
+            # The key may be of anything, so the traceback must stay.
+            error.add_note(
+                f"constraint {constraint.label!r} looked up {error}, and the batch has {has}. If "
+                "it should be there, pass it as `batch=`."
+            )
+            raise
         after = _batch_statistics(seen)
         if slices is not None and any(a is not b for a, b in zip(before, after, strict=True)):
             raise ArgumentError(
@@ -278,11 +318,12 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         variables = flatten_state(nnx.state(model))
         return tuple(matches(path, variables[path]) for path in list_paths(parameters))
 
-    def nearest(parameters: PyTree, module: Any) -> PyTree:
+    def nearest(parameters: PyTree, module: Any, step: Any = None) -> PyTree:
         # Which streams it sees does not matter, because it depends on the parameters alone.
         base = model if module is None else module
         seen = view_model(base, parameters, jax.random.key(0))
-        constraint.nearest(at_path(seen, found.path))  # type: ignore[attr-defined]
+        extra = {"step": step} if takes_step else {}
+        constraint.nearest(at_path(seen, found.path), **extra)  # type: ignore[attr-defined]
         variables = flatten_state(nnx.state(seen))
         leaves = [variables[path][...] for path in list_paths(parameters)]
         return jax.tree.unflatten(jax.tree.structure(parameters), leaves)
@@ -293,6 +334,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         function=rows,
         gamma=constraint.gamma,
         start=constraint.start,
+        stop=constraint.stop,
         every=constraint.every,
         tolerance=constraint.tolerance,
         kind=constraint.kind,
@@ -303,7 +345,13 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         movable=movable,
         model=model,
         nearest=nearest if hasattr(constraint, "nearest") else None,
+        takes_step=takes_step,
     )
+
+
+def takes_argument(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has an argument of that name."""
+    return name in inspect.signature(function).parameters
 
 
 def _batch_statistics(model: nnx.Module) -> list[Array]:

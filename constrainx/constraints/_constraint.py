@@ -46,6 +46,7 @@ class Constraint:
         examples: the number of examples that it looks at, the first ones of the batch; None for
             all. Its cost is in proportion.
         start: the first step at which it acts.
+        stop: the first step at which it no longer acts; None for never.
         every: the number of steps from one at which it acts to the next.
         tolerance: the violation up to which it counts as met.
         placement: where the null-space step projects its rows, "gradient", "update" or "twice", see
@@ -61,6 +62,7 @@ class Constraint:
     reduce: str | Reduction = "none"
     examples: int | None = None
     start: int = 0
+    stop: int | None = None
     every: int = 1
     tolerance: float = 1e-3
     placement: Placement | None = None
@@ -79,6 +81,10 @@ class Constraint:
             fix = "Use None for the whole batch."
             argument = f"{owner}(examples=...)"
             numbers["examples"] = as_count(self.examples, argument=argument, fix=fix)
+        if self.stop is not None:
+            fix = "Use None for a constraint that acts to the end."
+            argument = f"{owner}(stop=...)"
+            numbers["stop"] = as_count(self.stop, argument=argument, fix=fix)
         if self.placement is not None:
             check_choice("placement", self.placement, get_args(Placement), owner=owner)
         for name, number in numbers.items():
@@ -86,6 +92,9 @@ class Constraint:
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> PyTree[Float[Array, ...]]:
         """Returns what is zero when the constraint holds: any pytree of real arrays.
+
+        A residual that changes in training may take ``step``, too: the number of steps taken, or
+        None outside of training, when it should say what must hold in the end.
 
         Args:
             model: the module that the constraint is attached to.

@@ -27,7 +27,8 @@ class AtMost(Constraint):
     - "norm", `Norm` and "rms": g ≤ bound for each entry, with the root mean square of
       max(g − bound, 0) over an example, a group of examples or all of them as the row. Such a row
       is zero, with no gradient, wherever the inequality holds, so that it acts once the bound is
-      exceeded and not before.
+      exceeded and not before. Training then hovers about the bound by the length of a step, and
+      ends near the constrained optimum; only the rows of "none" and "mean" end at it.
     - `Sketch` is refused: combinations with random signs do not tell g ≤ bound from g ≥ bound.
 
     Attributes:

@@ -11,6 +11,8 @@ from constrainx.data._images import move_image as move_image
 from constrainx.data._iterable import DataEndedError as DataEndedError
 from constrainx.data._iterable import from_iterable as from_iterable
 from constrainx.data._load import load_images as load_images
+from constrainx.data._photographs import CentrePhotographCrop as CentrePhotographCrop
+from constrainx.data._photographs import RandomPhotographCrop as RandomPhotographCrop
 from constrainx.data._prefetch import Prefetched as Prefetched
 from constrainx.data._prefetch import prefetch as prefetch
 from constrainx.data._prepare import PreparationError as PreparationError

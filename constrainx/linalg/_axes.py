@@ -17,9 +17,9 @@ def check_not_varying(**arguments: Any) -> None:
             axes = jax.typeof(leaf).manual_axis_type.varying if isinstance(leaf, jax.Array) else ()
             if axes:
                 raise ArgumentTypeError(
-                    f"`{name}` varies over the mesh axis {_listed(axes)} of `jax.shard_map`, where "
-                    "`lstsq` would see the part of one device alone. Call it outside: arrays may "
-                    "be sharded there, and `matvec` may contain a `shard_map` of its own. For a "
+                    f"`{name}` varies over the mesh axis {_join_names(axes)} of `jax.shard_map`, "
+                    "where `lstsq` would see the part of one device alone. Call it outside: arrays "
+                    "may be sharded there, and `matvec` may contain its own `shard_map`. For a "
                     "separate problem on each device, use `jax.vmap`, or "
                     "`jax.shard_map(..., check_vma=False)`."
                 )
@@ -30,12 +30,12 @@ def check_no_named_axes(matvec: jex.ClosedJaxpr) -> None:
     names = [effect.name for effect in matvec.effects if type(effect).__name__ == "NamedAxisEffect"]
     if names:
         raise ArgumentTypeError(
-            f"`matvec` communicates over the named axis {_listed(names)}, but `lstsq` sees "
+            f"`matvec` communicates over the named axis {_join_names(names)}, but `lstsq` sees "
             "one lane or device of it at a time, so its inner products would be wrong. Call it "
             "outside of the `jax.vmap` or `jax.shard_map` that names the axis, with a `matvec` "
             "that works on whole arrays."
         )
 
 
-def _listed(names: Any) -> str:
+def _join_names(names: Any) -> str:
     return ", ".join(repr(str(name)) for name in sorted(names, key=str))

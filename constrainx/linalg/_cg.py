@@ -75,7 +75,7 @@ class CG:
             )
             # ‖r‖ only falls, until rounding has the better of it.
             worse = ~(residual_squared <= 1.01 * state.last.residual_squared)
-            return self._stopped(problem, new, finite, worse)
+            return self._check_stop(problem, new, finite, worse)
 
         gradient = operator.rmatvec(b)
         start = _Iterate(
@@ -96,7 +96,7 @@ class CG:
             stagnant=jnp.zeros((), bool),
         )
         never = jnp.zeros((), bool)
-        first = self._stopped(problem, first, jnp.isfinite(problem.damp), never)
+        first = self._check_stop(problem, first, jnp.isfinite(problem.damp), never)
         reason = jnp.where(start.squared == 0, Reason.TRIVIAL, first.reason)
         first = first._replace(reason=reason.astype(jnp.int32))
         end = jax.lax.while_loop(
@@ -113,7 +113,7 @@ class CG:
             condition=jnp.full((), jnp.nan, dtype),  # CG does not estimate it
         )
 
-    def _stopped(
+    def _check_stop(
         self, problem: LeastSquares, state: _State, finite: Bool[Array, ""], worse: Bool[Array, ""]
     ) -> _State:
         """The same state, with a reason to stop if there is one."""

@@ -71,10 +71,11 @@ def _tall(
 
 
 def _residual(at: Solved, damp: Scalar) -> Vector:
-    """The residual r = b − A x, to the solver's tolerance not of b but of r.
+    """The residual r = b − A x, with an error that is small relative to r itself, not only to b.
 
-    Where r is small, the difference is mostly the solver's error, which matters if A does not have
-    full rank; then it is λ²y. Else those solves have a right-hand side of zero and end at once.
+    Where r is small, the difference b − A x is mostly the solver's error, which matters if A does
+    not have full rank. There r is computed as λ²y. Elsewhere that solve has a right-hand side of
+    zero and ends at once.
     """
     spec, operator = at.spec, at.spec.operator(at.constants)
     residual = _vector.subtract(at.b, operator.matvec(at.x))
@@ -108,17 +109,18 @@ def _solve_again(at: Solved, y: Vector, damp: Scalar) -> Vector:
     its derivative is that of the solution w of H w = x.
     """
     constants, x, y, still = jax.lax.stop_gradient((list(at.constants), at.x, y, damp))
-    part = _within(at._replace(constants=constants, x=x), y)
+    part = _project_on_range(at._replace(constants=constants, x=x), y)
     w, _ = solve(at.spec, constants, part, still)
     left = _vector.subtract(at.x, _apply_normal(at.spec, at.constants, w, damp))
     nothing = _vector.subtract(left, jax.lax.stop_gradient(left))  # but for its derivative
     return _vector.add(w, solve_normal(at.spec, at.constants, nothing, damp))
 
 
-def _within(at: Solved, y: Vector) -> Vector:
-    """The part of y in A's range, which is all that Aᵀ sees of it; the rest may be large.
+def _project_on_range(at: Solved, y: Vector) -> Vector:
+    """The part of y in A's range. Aᵀ maps the rest, which may be large, to zero.
 
-    It comes from Aᵀy = x. A solver that needs full rank may fail at that, and then y stays whole.
+    It is the minimum-norm solution of Aᵀy = x. If a solver that needs full rank fails at that, all
+    of y is returned.
     """
     within, info = solve(at.spec.undamped.T, at.constants, at.x)
     return _vector.where(info.converged, within, y)
@@ -132,8 +134,8 @@ def _apply_normal(spec: Spec, constants: Sequence[Array], w: Vector, damp: Scala
 def solve_normal(spec: Spec, constants: Sequence[Array], q: Vector, damp: Scalar) -> Vector:
     """H⁻¹q = z/λ, with z from the minimum-norm solution (s, z) of Aᵀs + λz = q.
 
-    `jax.lax.custom_linear_solve` differentiates this as what it is, the solution of H w = q: the
-    quotient z/λ would have to be differentiated by λ.
+    `jax.lax.custom_linear_solve` differentiates this as the solution of H w = q. Without
+    it, the quotient z/λ would have to be differentiated with respect to λ.
     """
     operator = spec.operator(constants)
 
@@ -146,16 +148,16 @@ def solve_normal(spec: Spec, constants: Sequence[Array], q: Vector, damp: Scalar
         if spec.full_rank:
             return w
         left = _vector.axpy(-damp, z, _vector.subtract(q, operator.rmatvec(s)))
-        unseen = _in_null_space(spec, constants, left, _vector.norm(q), damp)
+        unseen = _keep_null_space(spec, constants, left, _vector.norm(q), damp)
         return _vector.axpy(jnp.square(_vector.reciprocal(damp)), unseen, w)
 
     return jax.lax.custom_linear_solve(normal, q, minimum_norm, symmetric=True)
 
 
-def _in_null_space(
+def _keep_null_space(
     spec: Spec, constants: Sequence[Array], left: Vector, size: Scalar, damp: Scalar
 ) -> Vector:
-    """What a solver has left of a right-hand side of this size, if A does not see it; else zero.
+    """What a solver left of a right-hand side of this size, if it is in A's null space; else zero.
 
     On A's null space H is λ², and a solver whose tolerance or limit on the condition number is
     above λ stops before it has seen the part of q that lies there. What it leaves is then all of

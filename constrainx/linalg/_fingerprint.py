@@ -1,4 +1,4 @@
-"""A hashable value that is equal for jaxprs that say the same, so that compiled solves are reused.
+"""A hashable key that is equal for equal jaxprs, so that compiled solves are reused.
 
 JAX compiles again whenever it meets a new jaxpr, and `lstsq` traces a new one at every call.
 Without this, each call outside of `jax.jit` would pay for a compilation.
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def fingerprint(jaxpr: jex.ClosedJaxpr) -> Hashable:
-    """Equal fingerprints mean equal programs. In doubt, as with constants inside, none is equal."""
+    """A key of a program. Equal keys mean equal programs; where that is unsure, keys differ."""
     try:
         key = _of_closed(jaxpr)
         hash(key)

@@ -1,4 +1,4 @@
-"""One row or one column: LSMR would end after one iteration, and this is what it would find."""
+"""The closed form for one row or one column, which LSMR would find in one iteration."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from constrainx.linalg._vector import Scalar, Vector
 def solve_on_a_line(problem: LeastSquares) -> tuple[Vector, Info]:
     """The closed form x = α β v / (α² + λ²) with α v = Aᵀu and β u the part of b in A's range.
 
-    One row is a scalar constraint on all parameters of a network, where a pass over memory is what
-    counts: this takes one product with A or Aᵀ and no loop.
+    One row is a scalar constraint on all parameters of a network, where the time goes into
+    passes over memory: this takes one product with A or Aᵀ and no loop.
     """
     operator, b = problem.operator, problem.b
     dtype = _vector.scalar_dtype(operator.rows, operator.columns)
@@ -67,7 +67,7 @@ def solve_on_a_line(problem: LeastSquares) -> tuple[Vector, Info]:
 
 
 def _robust_norm(vector: Vector) -> Scalar:
-    """The norm, with a second look where squares may have overflowed or vanished."""
+    """The norm, computed again with scaling where squares may have overflowed or vanished."""
     norm = _vector.norm(vector)
     limits = jnp.finfo(norm.dtype)
     low, high = float(limits.tiny) ** 0.5 / float(limits.eps), float(limits.max) ** 0.5 / 2

@@ -73,7 +73,7 @@ def check_linear(
 
 
 def has_custom_vjp(jaxpr: jex.Jaxpr) -> bool:
-    """Whether there is a `jax.custom_vjp` in it: such a function has a pullback, and no more."""
+    """Whether there is a `jax.custom_vjp` in it, which has no derivative in forward mode."""
     return any(
         equation.primitive.name == "custom_vjp_call"
         or any(has_custom_vjp(inner) for inner in _inner_jaxprs(equation))
@@ -99,7 +99,7 @@ def _derivative_moves(matvec: Callable[[Vector], Vector], columns: PyTree, rows:
     except Exception as error:
         raise ArgumentTypeError(
             f"{NOT_LINEAR}, or JAX cannot transpose it. {ADVICE} "
-            f"JAX says: {type(error).__name__}: {str(error).strip() or 'no more than that'}"
+            f"JAX says: {type(error).__name__}: {str(error).strip() or 'no message'}"
         ) from error
     _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return any(used[: len(jax.tree.leaves(columns))])
@@ -180,7 +180,7 @@ def _of_value(value: Any) -> Linearity:
 def _apply(equation: jex.JaxprEqn, parts: list[Linearity]) -> Sequence[Linearity]:
     name, count = equation.primitive.name, len(equation.outvars)
     if name in _CALLS:
-        return _follow(_closed(equation.params[_CALLS[name]]), parts)
+        return _follow(_close(equation.params[_CALLS[name]]), parts)
     if name == "cond":
         return _follow_cond(equation, parts)
     if name == "scan":
@@ -215,7 +215,7 @@ def _of_operands(equation: jex.JaxprEqn, name: str, parts: list[Linearity]) -> L
 
 
 def _with_fixed(parts: Sequence[Linearity], linear_in: Sequence[int]) -> Linearity:
-    """What it is if it is linear in these operands, as long as the others do not move."""
+    """The result of an operation that is linear in these operands if the others are constant."""
     others = _join([part for i, part in enumerate(parts) if i not in linear_in])
     together = _join([parts[i] for i in linear_in])
     if others <= Linearity.CONSTANT:
@@ -224,7 +224,7 @@ def _with_fixed(parts: Sequence[Linearity], linear_in: Sequence[int]) -> Lineari
 
 
 def _unless_fixed(everything: Linearity) -> Linearity:
-    """A function that nothing is known about: constant if its operands are, else unknown."""
+    """The result of an unknown operation: constant if its operands are, else unknown."""
     if everything <= Linearity.CONSTANT:
         return Linearity.CONSTANT
     return (everything & Linearity.STEPS) | Linearity.UNKNOWN
@@ -233,7 +233,7 @@ def _unless_fixed(everything: Linearity) -> Linearity:
 # --- Control flow ---------------------------------------------------------------------------------
 
 
-def _closed(jaxpr: Any) -> jex.ClosedJaxpr:
+def _close(jaxpr: Any) -> jex.ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, jex.ClosedJaxpr) else jex.ClosedJaxpr(jaxpr, ())
 
 
@@ -247,7 +247,7 @@ def _follow_cond(equation: jex.JaxprEqn, parts: list[Linearity]) -> list[Lineari
 
 
 def _follow_scan(equation: jex.JaxprEqn, parts: list[Linearity]) -> list[Linearity]:
-    """Goes round until the carry no longer changes, which it does: joins only add bits."""
+    """Repeats the body until the carry no longer changes. It ends, because joins only add bits."""
     first, count = equation.params["num_consts"], equation.params["num_carry"]
     constants, carry, rest = parts[:first], parts[first : first + count], parts[first + count :]
     while True:

@@ -21,9 +21,9 @@ from constrainx.linalg._linearity import check_linear, has_custom_vjp
 from constrainx.linalg._lsmr import LSMR
 from constrainx.linalg._operator import structure, transpose
 from constrainx.linalg._primitive import solve
-from constrainx.linalg._probe import looks_linear, reported
+from constrainx.linalg._probe import looks_linear, report_linearity
 from constrainx.linalg._problem import Solver
-from constrainx.linalg._spec import Damping, Spec, interned
+from constrainx.linalg._spec import Damping, Spec, intern_spec
 from constrainx.linalg._validate import check_fits, check_floating, check_solver, describe
 from constrainx.linalg._vector import Scalar, Vector
 
@@ -49,10 +49,11 @@ def lstsq(
     the solver's loop.
 
     The result has derivatives of all orders, in forward and reverse mode, with respect to ``args``,
-    to arrays that ``matvec`` closes over, to ``b`` and to ``damp``. They are right also for an A
-    without full rank, as long as its rank does not change. A gradient costs at most three further
-    solves, two with ``full_rank``, and no memory that grows with the iterations. With damping and
-    without ``full_rank`` it may take two more, and one by ``damp`` a few more.
+    to arrays that ``matvec`` closes over, to ``b`` and to ``damp``. They are right also where A
+    does not have full rank, as long as its rank does not change. A gradient costs at most three
+    further solves, two with ``full_rank``, and no memory that grows with the iterations. With
+    damping and without ``full_rank`` it may take two more, and the gradient for ``damp`` a few
+    more.
 
     >>> import jax, jax.numpy as jnp, constrainx as cx
     >>> A = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -77,24 +78,24 @@ def lstsq(
             saves iterations where the columns of A have different scales. Where the minimiser is
             not unique, the result is the one that minimises ‖x / d‖. A weight of zero holds an
             entry of x where it starts.
-        reference: what a residual is small against, for an iterative solver, which may then stop
-            at rtol times this; ‖b‖ if that is larger, or if nothing is given.
+        reference: what an iterative solver compares residuals with: it may stop once their norm is
+            rtol times this. ‖b‖ if left out, or if that is larger.
         solver: `LSMR`, `CG`, `Cholesky`, `QR`, or any object with their ``solve`` method.
         full_rank: a promise that A has as many independent rows or columns as its smaller side. It
-            makes gradients cheaper, and wrong if it is not kept.
-        is_linear: a promise that ``matvec`` is linear, as what `jax.linearize` returns is; it is
-            not checked then.
+            makes gradients cheaper; if it is not true, they are wrong.
+        is_linear: a promise that ``matvec`` is linear, like the functions that `jax.linearize`
+            returns, so that this need not be checked.
 
     Returns:
         The solution, and an `Info` with ``converged``, ``reason`` and ``iterations``.
     """
     check_not_varying(b=b, args=args, x0=x0, preconditioner=preconditioner, damp=damp)
-    like = _checked_like(like, x0)
+    like = _check_like(like, x0)
     check_solver(solver)
     b = jax.tree.map(jnp.asarray, b)
     check_floating("b", b)
 
-    rows, known_linear = _checked_rows(matvec, like, args, b, is_linear=is_linear)
+    rows, known_linear = _check_matvec(matvec, like, args, b, is_linear=is_linear)
     columns = jax.tree.map(_in_working_dtype, like)
     rows = jax.tree.map(_in_working_dtype, jax.tree.map(_wider, rows, b))
     b = _vector.cast(b, rows)
@@ -102,31 +103,31 @@ def lstsq(
     def in_working_dtype(linear: Callable[[Vector], Vector]) -> Callable[[Vector], Vector]:
         return lambda v: _vector.cast(linear(_vector.cast(v, like)), rows)
 
-    apply = in_working_dtype(_hoisted(lambda v: matvec(v, *args), like))
+    apply = in_working_dtype(_hoist_constants(lambda v: matvec(v, *args), like))
     linear = None
     if not known_linear:
         as_given = in_working_dtype(lambda v: matvec(v, *args))
         linear = looks_linear(as_given, transpose(apply, columns), columns)
-    weight, damping = _checked_damp(damp, _vector.scalar_dtype(rows, columns))
+    weight, damping = _check_damp(damp, _vector.scalar_dtype(rows, columns))
     if weight is not None and (x0 is not None or preconditioner is not None):
         # What is damped is the norm of x, neither that of x − x0 nor that of x / preconditioner.
-        apply, b = _augmented(apply, b, weight, columns)
+        apply, b = _append_damping(apply, b, weight, columns)
         full_rank, damping = full_rank or damping == "nonzero", "none"
     if reference is not None:
-        reference = _checked_reference(reference, _vector.safe_norm(b))
+        reference = _check_reference(reference, _vector.safe_norm(b))
     start = weights = None
     if x0 is not None:
-        start = _checked_like_x("x0", x0, columns)
+        start = _check_like_x("x0", x0, columns)
         if reference is None:
             reference = jax.lax.stop_gradient(_vector.safe_norm(b))
         b = _vector.subtract(b, apply(start))
     if preconditioner is not None:
-        weights = _checked_like_x("preconditioner", preconditioner, columns)
-        apply = _composed(apply, weights)
+        weights = _check_like_x("preconditioner", preconditioner, columns)
+        apply = _scale_columns(apply, weights)
 
     jaxpr, constants = _with_constants_as_arguments(apply, columns)
     check_no_named_axes(jaxpr)
-    spec = interned(
+    spec = intern_spec(
         Spec(
             jaxpr=jaxpr,
             columns=columns,
@@ -138,27 +139,31 @@ def lstsq(
         )
     )
     x, info = solve(spec, constants, b, weight, reference)
-    info = info if linear is None else reported(info, linear)
+    info = info if linear is None else report_linearity(info, linear)
     x = x if weights is None else jax.tree.map(jnp.multiply, weights, x)
     x = x if start is None else _vector.add(start, x)
     return _vector.cast(x, like), info
 
 
-def _hoisted(matvec: Callable[[Vector], Vector], columns: PyTree) -> Callable[[Vector], Vector]:
-    """The same linear function, with what does not depend on v computed once and for all."""
+def _hoist_constants(
+    matvec: Callable[[Vector], Vector], columns: PyTree
+) -> Callable[[Vector], Vector]:
+    """The same linear function, with everything that does not depend on v computed in advance."""
     if has_custom_vjp(jax.make_jaxpr(matvec)(columns).jaxpr):  # which cannot be linearised
         return matvec
     return jax.linearize(matvec, _vector.zeros_like(columns))[1]
 
 
-def _augmented(
+def _append_damping(
     apply: Callable[[Vector], Vector], b: Vector, damp: Scalar, columns: PyTree
 ) -> tuple[Callable[[Vector], Vector], Vector]:
     """Damping as rows: [A; λI] x ≈ (b, 0)."""
     return lambda v: (apply(v), _vector.scale(damp, v)), (b, _vector.zeros_like(columns))
 
 
-def _composed(apply: Callable[[Vector], Vector], weights: Vector) -> Callable[[Vector], Vector]:
+def _scale_columns(
+    apply: Callable[[Vector], Vector], weights: Vector
+) -> Callable[[Vector], Vector]:
     return lambda z: apply(jax.tree.map(jnp.multiply, weights, z))
 
 
@@ -175,12 +180,12 @@ def _with_constants_as_arguments(
     return jax.make_jaxpr(open_apply)(structure(constants), jax.tree.leaves(columns)), constants
 
 
-def _checked_like(like: PyTree | None, x0: PyTree | None) -> PyTree[jax.ShapeDtypeStruct]:
+def _check_like(like: PyTree | None, x0: PyTree | None) -> PyTree[jax.ShapeDtypeStruct]:
     like = x0 if like is None else like
     if like is None:
         raise ArgumentTypeError(
             "`lstsq` needs `like=`: what the solution looks like, as a pytree of arrays or of "
-            "`jax.ShapeDtypeStruct`. A matrix-free A does not tell. For a matrix: "
+            "`jax.ShapeDtypeStruct`. It cannot be read off a matrix-free A. For a matrix: "
             "`like=jnp.zeros(A.shape[1])`."
         )
     if any(
@@ -191,7 +196,7 @@ def _checked_like(like: PyTree | None, x0: PyTree | None) -> PyTree[jax.ShapeDty
     return structure(like)
 
 
-def _checked_rows(
+def _check_matvec(
     matvec: Callable[..., Vector], like: PyTree, args: tuple, b: Vector, *, is_linear: bool
 ) -> tuple[PyTree[jax.ShapeDtypeStruct], bool]:
     """What ``matvec`` returns, and whether its operations tell that it is linear."""
@@ -206,25 +211,24 @@ def _checked_rows(
 
     try:
         closed, rows = jax.make_jaxpr(apply, return_shape=True)(like)
-    except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(
-            "`matvec` does not take a vector shaped like `like`, "
-            f"{describe(like)}: {type(error).__name__}: {error}"
-        ) from error
+    except Exception as error:
+        # The mistake may be in `matvec` itself, so its traceback must stay.
+        error.add_note(f"`lstsq` called `matvec` with a vector like `like`, {describe(like)}.")
+        raise
     check_not_varying(matvec=closed.consts)
     check_floating("matvec(v, *args)", rows)
     check_fits("b", b, rows, "what `matvec` returns for a vector shaped like `like`")
     return structure(rows), is_linear or check_linear(closed, apply, like, rows)
 
 
-def _checked_like_x(name: str, vector: PyTree, columns: PyTree) -> Vector:
+def _check_like_x(name: str, vector: PyTree, columns: PyTree) -> Vector:
     vector = jax.tree.map(jnp.asarray, vector)
     check_floating(name, vector)
     check_fits(name, vector, columns, "the solution, that is `like`")
     return _vector.cast(vector, columns)
 
 
-def _checked_damp(damp: Any, dtype: jnp.dtype) -> tuple[Scalar | None, Damping]:
+def _check_damp(damp: Any, dtype: jnp.dtype) -> tuple[Scalar | None, Damping]:
     """The damping as an array, and what is known of it now."""
     if isinstance(damp, numbers.Real):
         if not math.isfinite(damp):
@@ -241,7 +245,7 @@ def _checked_damp(damp: Any, dtype: jnp.dtype) -> tuple[Scalar | None, Damping]:
     return damp.astype(dtype), "unknown"
 
 
-def _checked_reference(reference: Any, norm: Scalar) -> Scalar:
+def _check_reference(reference: Any, norm: Scalar) -> Scalar:
     try:
         value = jnp.asarray(reference, norm.dtype)
     except (TypeError, ValueError) as error:

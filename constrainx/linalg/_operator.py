@@ -1,4 +1,4 @@
-"""A linear map between pytrees, known only by what it does to a vector."""
+"""A linear map between pytrees, known only by its products with vectors."""
 
 from __future__ import annotations
 

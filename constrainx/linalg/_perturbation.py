@@ -41,7 +41,7 @@ def solution_tangent(
     d_operator = _operator_tangent(at, d_constants)
     rhs = _vector.subtract(d_b, d_operator.matvec(at.x))
     if at.damp is None:
-        return _undamped(at, d_operator, rhs)
+        return _undamped_tangent(at, d_operator, rhs)
     damp = at.damp
     if at.spec.damping == "nonzero":
         return damped_tangent(at, d_operator, rhs, damp, d_damp)
@@ -55,12 +55,12 @@ def solution_tangent(
     undamped, undamped_rhs = where(damp == 0)
     damped, damped_rhs = where(damp != 0)
     return _vector.add(
-        _undamped(undamped, d_operator, undamped_rhs),
+        _undamped_tangent(undamped, d_operator, undamped_rhs),
         damped_tangent(damped, d_operator, damped_rhs, damp, d_damp),
     )
 
 
-def _undamped(at: Solved, d_operator: LinearOperator, rhs: Vector) -> Vector:
+def _undamped_tangent(at: Solved, d_operator: LinearOperator, rhs: Vector) -> Vector:
     # With the damping, if it is traced: where it is zero it changes nothing, and where it is not, a
     # solver that needs full rank or damping gets it.
     spec, operator = at.spec, at.spec.operator(at.constants)
@@ -81,10 +81,10 @@ def _operator_tangent(at: Solved, tangents: dict[int, Array]) -> LinearOperator:
 
     def tangent_of(apply: Callable[[Sequence[Array], Vector], Vector]) -> Callable:
         def at_vector(vector: Vector) -> Vector:
-            def moved(values: dict[int, Array]) -> Vector:
+            def apply_with(values: dict[int, Array]) -> Vector:
                 return apply([values.get(i, c) for i, c in enumerate(constants)], vector)
 
-            return jax.jvp(moved, ({i: constants[i] for i in tangents},), (tangents,))[1]
+            return jax.jvp(apply_with, ({i: constants[i] for i in tangents},), (tangents,))[1]
 
         return at_vector
 

@@ -66,12 +66,12 @@ def _run_unbatched(*operands: Array, spec: Spec) -> list[Array]:
     damp = jnp.zeros((), dtype) if spec.damping == "none" else scalars[0]
     b_norm = scalars[-1] if spec.has_reference else _vector.safe_norm(b)
     problem = LeastSquares(spec.operator(constants), b, damp, b_norm)
-    x, info = _nothing(problem) if 0 in problem.operator.shape else spec.solver.solve(problem)
-    return [*_checked_solution(spec, x), *_checked_info(spec, info)]
+    x, info = _solve_empty(problem) if 0 in problem.operator.shape else spec.solver.solve(problem)
+    return [*_check_solution(spec, x), *_check_info(spec, info)]
 
 
-def _nothing(problem: LeastSquares) -> tuple[Vector, Info]:
-    """Zero, for an A without rows or without columns; no solver need think of that."""
+def _solve_empty(problem: LeastSquares) -> tuple[Vector, Info]:
+    """Zero, for an A without rows or columns, so that no solver has to handle that case."""
     finite = jnp.isfinite(problem.b_norm) & jnp.isfinite(problem.damp)
     return _vector.zeros_like(problem.operator.columns), Info(
         converged=finite,
@@ -126,7 +126,7 @@ def _info_structure(spec: Spec) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct((), jnp.bool_), integer, integer, scalar, scalar, scalar]
 
 
-def _checked_solution(spec: Spec, x: Vector) -> list[Array]:
+def _check_solution(spec: Spec, x: Vector) -> list[Array]:
     name = f"`{type(spec.solver).__name__}.solve`"
     if not fits(x, spec.columns):
         raise ArgumentTypeError(
@@ -136,7 +136,7 @@ def _checked_solution(spec: Spec, x: Vector) -> list[Array]:
     return jax.tree.leaves(_vector.cast(x, spec.columns))
 
 
-def _checked_info(spec: Spec, info: Info) -> list[Array]:
+def _check_info(spec: Spec, info: Info) -> list[Array]:
     name = f"`{type(spec.solver).__name__}.solve`"
     if not isinstance(info, Info):
         raise ArgumentTypeError(

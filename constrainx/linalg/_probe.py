@@ -1,4 +1,4 @@
-"""Finds out by numbers whether a function is linear, where its operations do not tell."""
+"""Tests numerically whether a function is linear, where tracing it does not tell."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from constrainx.linalg._vector import Vector
 def looks_linear(
     matvec: Callable[[Vector], Vector], rmatvec: Callable[[Vector], Vector], columns: PyTree
 ) -> Bool[Array, ""]:
-    """Whether matvec(0) = 0, and ⟨A w, A w⟩ = ⟨AᵀA w, w⟩ for a random w; takes two products more.
+    """Whether matvec(0) = 0 and ⟨A w, A w⟩ = ⟨AᵀA w, w⟩ for a random w, for two further products.
 
-    The first finds a constant. The second finds whatever else has a derivative that is not it, such
-    as a rounding, whose derivative is zero; it leaves room for operators in half precision.
-    Raises a TypeError rather than to say no outside of `jax.jit`.
+    The first finds an added constant. The second finds functions that differ from their derivative,
+    such as a rounding, whose derivative is zero; it leaves room for operators in half precision.
+    Outside of `jax.jit`, raises a TypeError instead of returning False.
     """
     leaves, tree = jax.tree.flatten(columns)
     keys = jax.random.split(jax.random.key(0), len(leaves))
@@ -45,8 +45,8 @@ def looks_linear(
     return linear
 
 
-def reported(info: Info, linear: Bool[Array, ""]) -> Info:
-    """The same report, or one that the operator was not linear."""
+def report_linearity(info: Info, linear: Bool[Array, ""]) -> Info:
+    """The same report, unless the operator was not linear: then one that says so."""
     return info._replace(
         converged=info.converged & linear,
         reason=jnp.where(linear, info.reason, Reason.NOT_LINEAR),

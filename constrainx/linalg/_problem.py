@@ -1,4 +1,4 @@
-"""What a solver is given, and what a solver is."""
+"""The problem that a solver is given, and the protocol of a solver."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class LeastSquares(NamedTuple):
     """Minimise ‖A x − b‖² + damp²‖x‖²; of several minimisers, find the one of minimum norm.
 
     Attributes:
-        operator: A, by what it does to a vector.
+        operator: A, which multiplies vectors.
         b: the right-hand side, in at least float32, shaped like ``operator.rows``.
         damp: a scalar array, possibly traced, possibly zero. Only its square matters.
-        b_norm: what a residual is small against: ‖b‖, or the norm of the right-hand side as the
-            user gave it where the solve starts from an ``x0``.
+        b_norm: what to compare the norm of a residual with: ‖b‖, or, if the solve starts from an
+            ``x0``, the norm of the right-hand side as the user gave it.
     """
 
     operator: LinearOperator
@@ -28,7 +28,7 @@ class LeastSquares(NamedTuple):
 
 @runtime_checkable
 class Solver(Protocol):
-    """Any hashable object with this one method; a frozen dataclass is the natural way to get one.
+    """Any hashable object with this one method, such as a frozen dataclass.
 
     `lstsq` differentiates through it by solving further problems with it, so `solve` itself need
     not be differentiable, but it must be traceable by JAX, also under `jax.vmap`.

@@ -24,16 +24,16 @@ Damping: TypeAlias = Literal["none", "nonzero", "unknown"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Spec:
-    """All that is static about a solve. Compared by identity: get one from `interned`.
+    """All that is static about a solve. Compared by identity: get one from `intern_spec`.
 
     Attributes:
         jaxpr: (constants, leaves of v) ↦ leaves of A v.
         columns: shapes and dtypes of v.
         rows: shapes and dtypes of A v.
-        solver: who solves it.
+        solver: the solver.
         damping: what is known of the damping while tracing.
         full_rank: the caller's promise that A has the rank of its smaller side.
-        has_reference: whether an operand says what the residual is small against.
+        has_reference: whether an operand says what to compare the norm of a residual with.
     """
 
     jaxpr: jax.extend.core.ClosedJaxpr
@@ -136,7 +136,7 @@ class Spec:
         )
 
 
-def interned(spec: Spec) -> Spec:
+def intern_spec(spec: Spec) -> Spec:
     """The first spec that was equal to this one, for which JAX has compiled code already."""
     key = (
         fingerprint(spec.jaxpr),

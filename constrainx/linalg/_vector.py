@@ -21,7 +21,7 @@ Scalar: TypeAlias = Float[Array, ""]
 
 
 def working_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """The dtype in which a leaf of this dtype is computed with: itself, but at least float32."""
+    """The dtype to compute in for a leaf of this dtype: the same, but at least float32."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -55,12 +55,12 @@ def dot(left: Vector, right: Vector) -> Scalar:
 
 
 def norm(vector: Vector) -> Scalar:
-    """The Euclidean norm. Squares, so it needs entries well inside the range of the dtype."""
+    """The Euclidean norm, for entries whose squares stay within the range of the dtype."""
     return jnp.sqrt(dot(vector, vector))
 
 
 def safe_norm(vector: Vector) -> Scalar:
-    """The Euclidean norm, right up to the ends of the dtype's range, for one more pass."""
+    """The Euclidean norm for entries of any size, at the cost of one more pass."""
     peak = largest(vector)
     divisor = jnp.where(jnp.isfinite(peak) & (peak > 0), peak, 1)
     return divisor * norm(jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), vector))

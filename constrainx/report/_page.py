@@ -205,7 +205,7 @@ def _median_rate(run: Run) -> str:
 
 
 def _format_duration(run: Run) -> str:
-    total = max(_elapsed(run.train), _elapsed(run.evaluation))
+    total = max(_add_up_time(run.train), _add_up_time(run.evaluation))
     if total <= 0:
         return "–"
     if total < 60:
@@ -216,7 +216,7 @@ def _format_duration(run: Run) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def _elapsed(rows: Sequence[Row]) -> float:
+def _add_up_time(rows: Sequence[Row]) -> float:
     """The time of the last line, plus that before each resume that restarted the clock."""
     total = last = 0.0
     for time in read_series(rows, "time")[1]:

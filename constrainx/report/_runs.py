@@ -10,8 +10,8 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from constrainx.errors import UserError
-from constrainx.runtime import is_resume, read_object
+from constrainx.errors import UserError, suggest
+from constrainx.runtime import parse_resume, read_object
 
 Row = dict[str, Any]
 
@@ -64,16 +64,16 @@ def load(run: pathlib.Path) -> Run:
     metrics = run / "metrics.jsonl"
     if not metrics.is_file():
         found = _find_run_near(run)
-        fix = f"Did you mean {found}?" if found else "Give the folder that holds that file."
+        fix = suggest(found) if found else " Give the folder that holds that file."
         raise ReportError(
-            f"`runs` must be folders of training runs, and {run} has no metrics.jsonl. {fix}"
+            f"`runs` must be folders of training runs, and {run} has no metrics.jsonl.{fix}"
         )
     kept: dict[tuple[str, float], Row] = {}
     events: list[Row] = []
     for row in _read_rows(metrics):
         if row["kind"] == "event":
             events.append(row)
-            if is_resume(str(row.get("message", ""))):
+            if parse_resume(str(row.get("message", ""))) is not None:
                 kept = {key: old for key, old in kept.items() if old["step"] <= row["step"]}
         else:
             kept[row["kind"], row["step"]] = row

@@ -7,7 +7,7 @@ from constrainx.runtime._distributed import DistributedError as DistributedError
 from constrainx.runtime._distributed import join as join
 from constrainx.runtime._distributed import supervise as supervise
 from constrainx.runtime._events import describe_resume as describe_resume
-from constrainx.runtime._events import is_resume as is_resume
+from constrainx.runtime._events import parse_resume as parse_resume
 from constrainx.runtime._json_files import read_object as read_object
 from constrainx.runtime._json_files import write_object as write_object
 from constrainx.runtime._json_lines import JsonLines as JsonLines

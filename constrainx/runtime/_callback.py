@@ -1,4 +1,4 @@
-"""What listens to a training run."""
+"""Callbacks: objects that listen to a training run."""
 
 from __future__ import annotations
 

@@ -55,6 +55,7 @@ class Checkpoints(StoredCheckpoints):
             ),
         )
         self._begun: int | None = None
+        self._has_failed = False
         if self._monitored is not None:
             self._ranks.update(self._rank_all(*self._monitored))
 
@@ -131,12 +132,19 @@ class Checkpoints(StoredCheckpoints):
             self._manager.close()
         except Exception as error:
             log.warning("%s", self._write_error(error))
+        if self._has_failed:
+            # Threads of a save that failed may have written on, and have ended now.
+            self._remove_incomplete()
+
+    def _remove_incomplete(self) -> None:
+        """Removes incomplete files, which would keep a full disk full."""
+        if jax.process_index() == 0:
+            for part in self.folder.glob("*.orbax-checkpoint-tmp*"):
+                shutil.rmtree(part, ignore_errors=True)
 
     def _write_error(self, error: Exception) -> CheckpointError:
-        # The incomplete files would keep a full disk full.
-        if jax.process_index() == 0:
-            for part in self.folder.glob(f"{self._begun}.orbax-checkpoint-tmp*"):
-                shutil.rmtree(part, ignore_errors=True)
+        self._has_failed = True
+        self._remove_incomplete()
         failure = CheckpointError(
             f"the checkpoint of step {self._begun} could not be written to {self.folder}: "
             f"{describe_error(error)}. Older checkpoints are intact."

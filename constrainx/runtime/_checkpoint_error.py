@@ -1,4 +1,4 @@
-"""What is said when a checkpoint cannot be read or written."""
+"""The error for a checkpoint that cannot be read or written, and its wording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class CheckpointError(UserError, RuntimeError):
 
     Attributes:
         step: of the checkpoint that could not be written, or None.
-        finding: what is wrong with it, if it is damaged, without the way out.
+        finding: what is wrong with it, if it is damaged, without advice.
     """
 
     step: int | None = None

@@ -7,7 +7,7 @@ With w_i the words of an array in order, as unsigned integers of at most 32 bits
 where k and r are fixed odd pseudorandom numbers of 64 bits. A sum over all words is the sum of
 those over the parts that devices hold, so nobody needs the whole array. One word that changes
 always changes the digest, because odd numbers can be inverted; other damage does with a probability
-of about 1 − 2⁻³². This finds damage, and not somebody who wants to deceive.
+of about 1 − 2⁻³². This finds damage; it does not protect against forgery.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 _RESUMED = "resumed from step "
@@ -23,10 +24,11 @@ def describe_resume(step: int, set_aside: Sequence[int] = (), changes: Sequence[
     return f"{_RESUMED}{step}{later}{other}"
 
 
-def is_resume(message: str) -> bool:
-    """Whether an event is one of `describe_resume`.
+def parse_resume(message: str) -> int | None:
+    """The step that `describe_resume` was given; None for other events.
 
-    >>> is_resume(describe_resume(200)), is_resume("saved, can be resumed")
-    (True, False)
+    >>> parse_resume(describe_resume(200, [300])), parse_resume("saved, can be resumed")
+    (200, None)
     """
-    return message.startswith(_RESUMED)
+    found = re.match(rf"{_RESUMED}(\d+)", message)
+    return int(found[1]) if found else None

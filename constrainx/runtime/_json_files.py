@@ -1,4 +1,4 @@
-"""Small JSON files of a run, written whole or not at all, and read with suspicion."""
+"""Small JSON files of a run, written whole or not at all, and checked when they are read."""
 
 from __future__ import annotations
 

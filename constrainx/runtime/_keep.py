@@ -38,7 +38,7 @@ class Keep:
 
 
 def as_policy(keep: Keep, ranks: Mapping[int, float] | None) -> Any:
-    """The same for Orbax.
+    """The rules as a preservation policy of Orbax.
 
     Args:
         keep: the rules.

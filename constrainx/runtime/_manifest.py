@@ -28,7 +28,7 @@ ITEM = "manifest"
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint must turn out to hold.
+    """What the arrays of a checkpoint must be.
 
     Attributes:
         arrays: shape, dtype and digest by the path of the array.
@@ -65,11 +65,11 @@ class ManifestHandler(ocp.AsyncCheckpointHandler):
         path.write_text(json.dumps({**content, "checksum": digest_object(content)}))
 
     def save(self, directory: Any, *args: Any, **options: Any) -> None:
-        """Orbax demands it, and never calls it."""
+        """Never called: Orbax only requires that it exists."""
         raise NotImplementedError
 
     def restore(self, directory: Any, *args: Any, **options: Any) -> None:
-        """Orbax demands it; see `read_manifest`."""
+        """Never called: Orbax only requires that it exists; see `read_manifest`."""
         raise NotImplementedError
 
 
@@ -83,7 +83,7 @@ class ManifestSave(ocp.args.CheckpointArgs):
 
 
 def prepare_manifest(arrays: Mapping[str, jax.Array], about: Mapping[str, Any]) -> ManifestSave:
-    """Gets hold of what is in the arrays now; training may donate them afterwards."""
+    """Keeps the current content of the arrays, which training may donate afterwards."""
     return ManifestSave(
         {
             path: (tuple(array.shape), str(array.dtype), parts_held_here(array))

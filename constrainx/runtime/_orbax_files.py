@@ -1,4 +1,4 @@
-"""What Orbax is touchy about in a folder of checkpoints: its path, and files of its own."""
+"""What Orbax cannot cope with in a folder of checkpoints: some paths, and damaged metadata."""
 
 from __future__ import annotations
 

@@ -84,10 +84,10 @@ def check_shared_folder(folder: pathlib.Path) -> None:
 
 
 def first_process_only(action: Callable[[], Any]) -> Any:
-    """Does something in process 0 alone; its result there, None elsewhere.
+    """Runs an action in process 0 alone; returns its result there, and None elsewhere.
 
     Raises:
-        RunError: the action has raised it. All processes do, where the others would wait for ever.
+        RunError: the action has raised it. All processes raise it, so that none waits forever.
     """
     result, problem = None, ""
     if jax.process_index() == 0:

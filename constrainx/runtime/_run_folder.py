@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from constrainx.errors import UserError
+from constrainx.errors import UserError, suggest
 from constrainx.runtime._json_files import read_object, write_object
 from constrainx.runtime._orbax_files import has_checkpoints
 from constrainx.runtime._revision import read_revision
@@ -59,7 +59,9 @@ def prepare_run_folder(
                 "choose another folder with `--run FOLDER`."
             )
         stored = read_config(folder)
-        history = stored.pop("changes", [])
+        noted = stored.pop("changes", [])
+        # Somebody may have edited the file by hand.
+        history = noted if isinstance(noted, list) else [noted]
         changed = _find_changes(folder, stored, config, may_change)
         if changed:
             note = {
@@ -89,7 +91,7 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
         return read_object(path)
     except FileNotFoundError as error:
         runs = sorted(found.parent for found in folder.glob("**/config.json"))
-        hint = f" Did you mean {runs[0]}?" if runs else ""
+        hint = suggest(runs[0]) if runs else ""
         raise RunError(f"{folder} is not a run folder: it has no config.json.{hint}") from error
     except (OSError, ValueError) as error:
         raise RunError(

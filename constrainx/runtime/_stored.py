@@ -1,4 +1,4 @@
-"""Reading the checkpoints of a run: which there are, what is in them, and whether it is true."""
+"""Reads the checkpoints of a run: lists them, restores them, and compares their digests."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class Match:
         return [
             *self.reshaped.values(),
             *self.retyped.values(),
-            *(f"{path} is missing there" for path in _required(self.missing)),
-            *(f"{path} is there and not here" for path in _required(self.extra)),
+            *(f"{path} is missing there" for path in _drop_optional(self.missing)),
+            *(f"{path} is there and not here" for path in _drop_optional(self.extra)),
         ]
 
     @property
@@ -117,7 +117,7 @@ def constant_hyperparameters(paths: Iterable[str]) -> list[str]:
     ]
 
 
-def _required(paths: Iterable[str]) -> list[str]:
+def _drop_optional(paths: Iterable[str]) -> list[str]:
     return [path for path in _sort(paths) if path.partition(".")[0] not in OPTIONAL]
 
 

@@ -101,14 +101,10 @@ class ClosedForm:
         return self.member.nearest(parameters, self.point.model)
 
     def _measure_violation(self) -> Float[Array, ""]:
-        """The root mean square of the rows, without computing them."""
+        """The root mean square of the rows."""
         point = self.point
-        nearest = self._find_nearest(point.parameters)
-        away = norm(jax.tree.map(jnp.subtract, point.parameters, nearest))
-        rows = jax.eval_shape(
-            lambda p: self.member.rows(p, point.batch, point.key, point.model), point.parameters
-        )
-        return away / jnp.sqrt(rows.size)
+        rows = self.member.rows(point.parameters, point.batch, point.key, point.model)
+        return norm(rows) / jnp.sqrt(rows.size)
 
 
 def _list_movable(member: Member, parameters: PyTree) -> set[int]:

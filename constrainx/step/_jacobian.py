@@ -258,7 +258,7 @@ def rows_of_slices(
     for index in range(len(leaves)):
         if index in taps:
             layers = [(tap.equation, *factors[tap.path]) for tap in taps[index]]
-            blocks.append(_tapped_block(layers))
+            blocks.append(_make_tapped_block(layers))
         else:
             blocks.append(Stored(next(rest)) if is_plain[index] else Absent())
     return RowJacobian(values, tuple(blocks), tree, movable)
@@ -270,7 +270,7 @@ def count_stored_bytes(jacobian: RowJacobian) -> int:
     return sum(count_entries(leaf.shape) * leaf.dtype.itemsize for leaf in stored)
 
 
-def _tapped_block(layers: Sequence[tuple[jex.JaxprEqn, Array, Array]]) -> Block:
+def _make_tapped_block(layers: Sequence[tuple[jex.JaxprEqn, Array, Array]]) -> Block:
     """One kernel's block from the layers that use it: equation, activations, signals."""
     equations, activations, signals = zip(*layers, strict=True)
     if is_convolution(equations[0]):

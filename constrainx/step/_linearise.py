@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from constrainx.constraints import Member, Placement, cut_batch, find_live_inputs
-from constrainx.errors import ArgumentError, ArgumentTypeError
+from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from constrainx.linalg import Solver
 from constrainx.step._jacobian import (
     RowJacobian,
@@ -22,6 +22,7 @@ from constrainx.step._jacobian import (
     rows_of_slices,
 )
 from constrainx.step._method import Point
+from constrainx.step._separable import separate_examples
 from constrainx.step._system import INEXACT, GramSystem, IterativeSystem, System
 
 log = logging.getLogger("constrainx")
@@ -34,6 +35,8 @@ Route: TypeAlias = Literal["gram", "iterative"]
 ROWS_WITH_STORED_GRADIENTS = 8
 # With inequalities, iterations must search for the active rows first, which costs more.
 ROWS_WITH_INEQUALITIES = 256
+# Up to this many rows, a Gram matrix of rows on single examples is faster than these iterations.
+ROWS_OF_SINGLE_EXAMPLES = 512
 # Rows shorter than this part of the others in their constraint are scaled one by one.
 FAR = 0.1
 # The gradients of all rows should fit beside the model.
@@ -101,9 +104,11 @@ def linearise(point: Point, solver: SolverChoice, counts: tuple[int, ...]) -> Sy
         pairs = zip(point.constraints, keys, strict=True)
         return jnp.concatenate([point.evaluate(member, p, key) for member, key in pairs])
 
-    route = pick_route(solver, point, counts)
+    separated = _separate(solver, point, counts)
+    route = pick_route(solver, separated, counts)
     if route == "iterative":
         return _iterative(point, function, counts, None if isinstance(solver, str) else solver)
+    point = separated
     jacobian = StackedJacobian(
         tuple(_differentiate_if_it_acts(point, *argument) for argument in _arguments(point))
     )
@@ -139,6 +144,7 @@ def explain_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -
     check_solver(solver)
     if solver == "gram":
         return "gram", 'solver="gram" was given'
+    point = _separate(solver, point, counts)
     shared = sum(n for m, n in zip(point.constraints, counts, strict=True) if m.slices is None)
     exact = any(member.kind == "inequality" for member in point.constraints)
     most = ROWS_WITH_INEQUALITIES if exact else ROWS_WITH_STORED_GRADIENTS
@@ -156,6 +162,15 @@ def explain_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -
     return "gram", f"{shared} rows share their examples, no more than {limit}"
 
 
+def _separate(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> Point:
+    """The point with a slice of the batch for each row of constraints that allow it."""
+    if not isinstance(solver, str):
+        return point
+    exact = any(member.kind == "inequality" for member in point.constraints)
+    most = ROWS_WITH_INEQUALITIES if exact else ROWS_OF_SINGLE_EXAMPLES
+    return separate_examples(point, counts, rows=range(ROWS_WITH_STORED_GRADIENTS + 1, most + 1))
+
+
 def describe_route(route: Route, counts: tuple[int, ...]) -> str:
     """The route in words."""
     if route == "iterative":
@@ -167,7 +182,8 @@ def check_solver(solver: Any) -> None:
     """Raises unless it is one of the two names, or an object with a method `solve`."""
     if solver not in ("auto", "gram") and not isinstance(solver, Solver):
         raise ArgumentError(
-            f'`solver` must be "auto", "gram" or a least-squares solver, got {solver!r}.'
+            '`solver` must be "auto", "gram" or a least-squares solver such as `cx.LSMR()`, got '
+            f"{solver!r}.{did_you_mean(solver, ('auto', 'gram'))}"
         )
 
 

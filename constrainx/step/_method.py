@@ -95,7 +95,8 @@ class Method(Protocol):
 
     A method decides what gradient goes into the optimizer and what update comes out. It may call
     ``optimize`` as often as it likes; the state that it returns is the one that counts. Both of its
-    functions are traced by `jax.jit`.
+    functions are traced by `jax.jit`. A third, ``check(constraints)``, is optional: it is called
+    when the optimizer is built, to raise an error for constraints that the method cannot respect.
 
     >>> import dataclasses, jax, jax.numpy as jnp, optax, constrainx as cx
     >>> from constrainx.step import Point, Taken, report_rows

@@ -76,7 +76,7 @@ class NullSpace:
     def check(self, constraints: Composed) -> None:
         """Raises for a γ that is too large, where the placement is known before tracing."""
         for member in constraints:
-            placement = self._place_by_choice(member)
+            placement = self.choose_placement(member)
             if placement is not None:
                 check_overshoot(member, placement)
 
@@ -115,7 +115,7 @@ class NullSpace:
         members, others = split_closed_forms(point)
         forms = []
         for member in members:
-            place = self._place_by_choice(member) or "twice"
+            place = self.choose_placement(member) or "twice"
             check_overshoot(member, place)
             forms.append(ClosedForm(member, point, place))
         return forms, point._replace(constraints=others) if forms else point
@@ -159,10 +159,10 @@ class NullSpace:
 
     def place(self, member: Member, traced: Traced) -> Placement:
         """Where a constraint is projected."""
-        return self._place_by_choice(member) or place_rows(member, traced)
+        return self.choose_placement(member) or place_rows(member, traced)
 
-    def _place_by_choice(self, member: Member) -> Placement | None:
-        """Where a constraint is projected, or None if that depends on what its rows are."""
+    def choose_placement(self, member: Member) -> Placement | None:
+        """Where a constraint is projected by the user's choice; None if that was left open."""
         return "update" if self.metric == "optimizer" else self.placement or member.placement
 
 

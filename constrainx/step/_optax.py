@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +21,8 @@ from constrainx.step._null_space import NullSpace
 from constrainx.step._penalty import Penalty
 from constrainx.step._report import ConstrainedState, ConstraintState, initial_state
 from constrainx.step._unconstrained import Unconstrained
+
+log = logging.getLogger("constrainx")
 
 ConstraintLike: TypeAlias = nnx.Module | Constraint | Callable[..., PyTree] | Composed
 MethodName: TypeAlias = Literal["nullspace", "penalty", "lagrangian", "none"]
@@ -74,6 +77,7 @@ def nullspace(
     """
     method = NullSpace(placement="gradient", solver=solver)
     constraints = _compose(constraint, model, gamma)
+    warned: set[str] = set()
 
     def init(params: PyTree) -> ConstraintState:
         del params
@@ -83,6 +87,7 @@ def nullspace(
         updates: PyTree, state: ConstraintState, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, ConstraintState]:
         point = _point(constraints, params, state, extra)
+        _warn_of_hidden(point, warned)
         taken = method.take(point, updates, lambda gradients: (gradients, None), ())
         return taken.update, _advance(state, taken, point)
 
@@ -127,8 +132,9 @@ def constrain(
             as_gamma(gamma, argument="gamma=...")
     else:
         constraints = _compose(constraint, model, gamma)
-    if isinstance(chosen, NullSpace):
+    if hasattr(chosen, "check"):
         chosen.check(constraints)
+    warned: set[str] = set()
 
     def init(params: PyTree) -> ConstrainedState:
         remembered = chosen.init(constraints, params)
@@ -144,6 +150,7 @@ def constrain(
             return optimizer.update(gradients, inner, params, **extra)
 
         point = _point(constraints, params, outer, extra)
+        _warn_of_hidden(point, warned)
         taken = chosen.take(point, updates, optimize, outer.multipliers)
         outer = _advance(outer, taken, point)
         return taken.update, ConstrainedState(taken.optimizer, outer)
@@ -187,7 +194,7 @@ def _point(
     key = jax.random.fold_in(jax.random.key(0), state.step) if key is None else key
     constraints.check_current(params, extra.get("batch"), key, extra.get("module"), fix=fix)
     return Point(
-        constraints=constraints,
+        constraints=constraints.at(state.step),
         parameters=params,
         step=state.step,
         batch=extra.get("batch"),
@@ -195,6 +202,31 @@ def _point(
         model=extra.get("module"),
         measure=extra.get("measure", False),
     )
+
+
+def _warn_of_hidden(point: Point, warned: set[str]) -> None:
+    """Says once if constraints depend on parameters that `optax.masked` and the like hide."""
+
+    def is_masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    hidden = jax.tree.map(is_masked, point.parameters, is_leaf=is_masked)
+    if not any(jax.tree.leaves(hidden)):
+        return
+    keys = point.constraints.keys(point.key)
+    for member, key in zip(point.constraints, keys, strict=True):
+        if member.name in warned:
+            continue
+        warned.add(member.name)
+        read = member.find_hidden(point.parameters, hidden, point.batch, key)
+        if read:
+            more = f" and {len(read) - 3} more" if len(read) > 3 else ""
+            log.warning(
+                "constraint %r depends on %s%s, which `optax.masked` or `optax.multi_transform` "
+                "hides from it: each step obeys as if they stood still. Unless they do, put "
+                "`constrain` around the whole optimizer, not around a part of it.",
+                member.name, ", ".join(read[:3]), more,
+            )  # fmt: skip
 
 
 def _advance(state: ConstraintState, taken: Taken, point: Point) -> ConstraintState:

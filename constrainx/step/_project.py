@@ -116,9 +116,9 @@ def correct_stage(
 
 
 def _spoil_if_gamma_is_not_allowed(vector: PyTree, point: Point) -> PyTree:
-    """Not a number where a schedule of γ has returned one that is not allowed.
+    """Makes a vector NaN where a schedule has returned a γ that is not allowed.
 
-    Solvers and active sets leave out rows that are not numbers, and nobody would know.
+    Solvers and active sets would leave such rows out, silently.
     """
     scheduled = [member for member in point.constraints if callable(member.gamma)]
     if not scheduled:

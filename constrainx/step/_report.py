@@ -18,8 +18,8 @@ class Report(NamedTuple):
 
     Attributes:
         violation: the root mean square of its rows before the step. A constraint that does not act
-            at this step keeps the violation of the last step at which it acted or was measured, and
-            has none before, which is not a number.
+            at this step keeps the violation of the last step at which it acted or was measured; it
+            is NaN before the first such step.
         met: whether that is within its tolerance.
         resolved: whether the step does to first order what the constraint asks for, as exactly as
             the solver's tolerance promises. If not, another constraint contradicts it, or the

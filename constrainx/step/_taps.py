@@ -73,7 +73,7 @@ def _walk(
         if not touched:
             continue
         here = (*path, number)
-        inner = _wrapped(equation)
+        inner = _find_wrapped(equation)
         if inner is not None:
             passed = zip(inner.jaxpr.invars, operands, strict=True)
             named = {variable: kernel for variable, kernel in passed if kernel is not None}
@@ -90,7 +90,7 @@ def _walk(
     return [find(atom) for atom in jaxpr.outvars]
 
 
-def _wrapped(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
+def _find_wrapped(equation: jex.JaxprEqn) -> jex.ClosedJaxpr | None:
     """The function inside of an equation that can be run in its place, or None."""
     name, parameters = equation.primitive.name, equation.params
     if name in ("jit", "pjit"):
@@ -210,7 +210,7 @@ def run_with_taps(
 def _run_wrapped(
     equation: jex.JaxprEqn, inputs: Sequence[Array], inject: dict[Path, Array]
 ) -> tuple[list[Array], dict[Path, Array]]:
-    inner = _wrapped(equation)
+    inner = _find_wrapped(equation)
     assert inner is not None
     run: Callable[..., Any] = functools.partial(run_with_taps, inner)
     if _is_checkpoint(equation):

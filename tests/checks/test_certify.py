@@ -185,7 +185,7 @@ def test_the_bound_on_a_share_is_that_of_clopper_and_pearson():
         assert bound_share(hits, count, confidence=0.9) == pytest.approx(exact.high)
 
 
-def test_long_tails_are_remarked():
+def test_violations_with_long_tails_get_a_remark():
     x = X.copy()
     x[3] *= 1e4
 

@@ -174,7 +174,7 @@ def test_placement_and_solver_are_explained():
     assert (found["fixed"].placement, found.solver) == ("none", "none")
 
 
-def test_nothing_left_of_the_gradient_is_said():
+def test_a_gradient_that_is_projected_out_entirely_is_reported():
     found = cx.diagnose(
         Vector(),
         Linear(matrix=np.eye(SIZE), right=np.zeros(SIZE), name="all"),
@@ -182,6 +182,12 @@ def test_nothing_left_of_the_gradient_is_said():
     )
     assert found.angle == pytest.approx(0, abs=0.1)
     assert any("nothing is left for the loss" in sentence for sentence in found.advice)
+
+
+def test_integers_that_would_lose_their_leading_bits_are_refused():
+    batch = {"label": np.full(3, 2**40 + 3)}
+    with pytest.raises(ValueError, match=r"the batch must fit into int32.*1099511627779"):
+        cx.diagnose(Vector(), entry(0, 0.0, "zero"), batch)
 
 
 def test_a_trainer_is_diagnosed_where_it_is():

@@ -114,6 +114,36 @@ def test_a_shape_error_of_a_recipe_keeps_its_traceback(constrainx, write_recipe,
     assert any(entry.path.name == "mine.py" for entry in raised.traceback)
 
 
+@pytest.mark.parametrize(
+    ("bug", "error", "message"),
+    [
+        (
+            "cx.lstsq(lambda v: jnp.ones((3, 5)) @ v, jnp.ones(3), like=jnp.zeros(4))",
+            TypeError,
+            r"called `matvec` with a vector like `like`, float32\[4\]",
+        ),
+        (
+            """
+        class Own(cx.Constraint):
+            def residual(self, model, batch, *, key):
+                return {}["scale"] * model(batch["x"])
+        cx.compose(Own(), model=nnx.Linear(2, 1, rngs=nnx.Rngs(0)))(
+            nnx.state(nnx.Linear(2, 1, rngs=nnx.Rngs(0)), nnx.Param), {"x": np.ones((8, 2))}
+        )""",
+            KeyError,
+            r"'own' looked up 'scale', and the batch has \['x'\]",
+        ),
+    ],
+    ids=["in a matvec", "in a residual"],
+)
+def test_an_error_inside_a_function_of_the_user_keeps_its_traceback(
+    constrainx, write_recipe, bug, error, message
+):
+    with pytest.raises(error, match=message) as raised:
+        constrainx("validate", write_recipe(bug=bug), "--devices", 1)
+    assert any(entry.path.name == "mine.py" for entry in raised.traceback)
+
+
 def test_a_misspelt_option_is_one_sentence(constrainx):
     code, text = constrainx("train", "o3-inertia", *SMOKE, "--widht", "3")
     assert code == 1

@@ -8,7 +8,9 @@ import types
 import pytest
 
 from constrainx.cli._launch import tell_unsaved
-from constrainx.runtime import CheckpointError
+from constrainx.recipes import read_recipe
+from constrainx.recipes.periodic_regression import PeriodicRegression
+from constrainx.runtime import CheckpointError, prepare_run_folder
 
 
 @pytest.fixture
@@ -154,9 +156,24 @@ def test_a_config_that_was_edited_is_refused(constrainx, interrupted):
     assert "saved with other settings: seed was 0, now 1" in text
 
 
-def test_what_was_not_saved_is_said_and_ends_with_an_error(finished):
+def test_checkpoints_that_were_not_saved_are_named_and_end_with_an_error(finished):
     result = types.SimpleNamespace(
         reason="finished", step=16, metrics={}, seconds=1.0, signal=None, saved=8, unsaved=(12, 16)
     )
     with pytest.raises(CheckpointError, match=r"steps 12, 16 could not be written.*step 8"):
         tell_unsaved(finished, result)
+
+
+@pytest.mark.parametrize("source", ["edited", None, 5])
+def test_a_source_that_is_no_digest_is_ignored(source, tmp_path):
+    recipe = PeriodicRegression(size="smoke")
+    (tmp_path / "config.json").write_text(json.dumps({**recipe.config, "source": source}))
+    assert read_recipe(tmp_path) == recipe
+
+
+def test_changes_are_recorded_beside_whatever_is_there(tmp_path):
+    prepare_run_folder(tmp_path, {"rate": 1})
+    (tmp_path / "config.json").write_text('{"rate": 1, "changes": 5}')
+    prepare_run_folder(tmp_path, {"rate": 2}, resume_from=3, may_change=["rate"])
+    edited, noted = json.loads((tmp_path / "config.json").read_text())["changes"]
+    assert (edited, noted["step"], noted["after"]) == (5, 3, {"rate": 2})

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -39,3 +40,13 @@ def test_a_run_that_fails_by_itself_is_an_error(tmp_path):
     child = subprocess.Popen(["false"])
     with pytest.raises(soaking.SoakError, match=r"exit code 1: see .*output\.txt"):
         soaking._wait_for_end(tmp_path, [child])
+
+
+def test_an_early_kill_does_not_wait_beyond_the_first_step(tmp_path, monkeypatch):
+    steps = iter([8, 8, 9])
+    monkeypatch.setattr(soaking, "_read_step", lambda run: next(steps))
+    began = time.monotonic()
+    soaking._wait_for_next_step(tmp_path, [], 60.0)
+    assert time.monotonic() - began < 10
+    monkeypatch.setattr(soaking, "_read_step", lambda run: 0)
+    soaking._wait_for_next_step(tmp_path, [], 0.01)

@@ -157,7 +157,7 @@ def test_a_second_constraint_holds_beside_it(apart):
     assert (int(reports["equivariant-kernels"].iterations) == 0) == apart
 
 
-def test_it_acts_from_its_start_on():
+def test_a_constraint_acts_from_its_start_on():
     model = small_lenet()
     constraint = cx.EquivariantKernels(C4, TURNS, start=2)
     take_steps(model, constraint, "nullspace", steps=2)

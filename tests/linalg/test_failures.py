@@ -57,7 +57,7 @@ def test_cg_reports_an_overflow_of_its_squares():
     [
         ((matvec, b), {}, TypeError, "needs `like=`"),
         ((A, b), {"like": LIKE}, TypeError, "`matvec` must be a function.*lambda v, A: A @ v"),
-        ((matvec, b), {"like": jnp.zeros(3)}, TypeError, r"does not take a vector.*float32\[3\]"),
+        ((matvec, b), {"like": jnp.zeros(3)}, TypeError, r"vector like `like`, float32\[3\]"),
         ((matvec, jnp.ones(4)), {"like": LIKE}, ValueError, r"`b` does not fit.*\[4\].*\[3\]"),
         ((matvec, (b, b)), {"like": LIKE}, ValueError, "`b` does not fit"),
         ((matvec, jnp.ones(3, int)), {"like": LIKE}, TypeError, "`b`.*int32.*Cast"),

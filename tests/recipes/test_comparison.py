@@ -157,7 +157,7 @@ def test_results_of_other_code_are_not_reused(tmp_path, monkeypatch):
         Comparison(recipe=Line(), out=tmp_path, reuse="non")
 
 
-def test_a_result_that_was_cut_off_or_of_a_stopped_run_is_not_the_end(tmp_path):
+def test_a_run_whose_result_was_cut_off_or_that_was_stopped_can_continue(tmp_path):
     comparison = Comparison(recipe=Line(save_every=2), methods=["fast"], out=tmp_path)
     first = comparison.run(Console(quiet=True))
     path = tmp_path / "fast-seed0/result.json"

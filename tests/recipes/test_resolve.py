@@ -31,6 +31,17 @@ ACTS = {
     ("conservative-score", "paper"): "nullspace",
     ("invariant-digits", "nullspace"): "nullspace",
     ("invariant-digits", "penalty"): "penalty",
+    ("l0-cifar10", "learned"): "nullspace",
+    ("l0-cifar10", "bernoulli"): "nullspace",
+    ("l0-cifar10", "lagrangian"): "lagrangian",
+    ("l0-cifar10", "paper"): "nullspace",
+    ("l0-imagenet", "learned"): "nullspace",
+    ("l0-imagenet", "bernoulli"): "nullspace",
+    ("l0-imagenet", "paper"): "nullspace",
+    ("l0-svhn", "learned"): "nullspace",
+    ("l0-svhn", "bernoulli"): "nullspace",
+    ("l0-svhn", "lagrangian"): "lagrangian",
+    ("l0-svhn", "paper"): "nullspace",
     ("o3-inertia", "nullspace"): "nullspace",
     ("o3-inertia", "paper"): "nullspace",
     ("o3-inertia", "penalty"): "penalty",
@@ -213,7 +224,7 @@ def test_a_config_gives_the_recipe_back(name, method):
     assert kind.from_config(config, devices=2) == recipe.but(devices=2)
 
 
-def test_a_config_wins_over_what_its_words_stand_for_today():
+def test_a_config_wins_over_the_current_fields_of_its_method():
     config = {**Layered(method="second").config, "a": 5, "shape": [3]}
     recipe = Layered.from_config(config)
     assert (recipe.method, recipe.a, recipe.b, recipe.shape) == ("second", 5, 2, (3,))

@@ -401,9 +401,9 @@ def test_a_folder_that_is_not_a_run_suggests_one_below_it(tmp_path):
         report.load(tmp_path)
     assert str(caught.value) == (
         f"`runs` must be folders of training runs, and {tmp_path} has no metrics.jsonl. "
-        f"Did you mean {near}?"
+        f"Did you mean '{near}'?"
     )
-    with pytest.raises(report.ReportError, match=re.escape(f"Did you mean {near}?")):
+    with pytest.raises(report.ReportError, match=re.escape(f"Did you mean '{near}'?")):
         report.load(near / "metrics.jsonl")
 
 
@@ -447,7 +447,7 @@ def test_a_broken_config_or_environment_is_refused(tmp_path, name, text, message
 
 
 @pytest.mark.parametrize("below", ["", "below"])
-def test_an_out_that_cannot_be_written_to_is_refused(tmp_path, below):
+def test_an_output_folder_that_cannot_be_written_to_is_refused(tmp_path, below):
     run = make_run(tmp_path / "run")
     (tmp_path / "file").write_text("mine")
     out = tmp_path / "file" / below

@@ -1,8 +1,10 @@
 """What was saved is what is restored, or an error says that it is not."""
 
 import contextlib
+import errno
 import gc
 import json
+import os
 import pathlib
 import shutil
 
@@ -57,7 +59,7 @@ def test_a_digest_does_not_depend_on_how_an_array_is_split(shape, axes, dtype):
     assert digest_array(split(array, *axes)) == wanted
 
 
-def test_a_digest_tells_where_a_bit_is():
+def test_a_digest_depends_on_the_position_of_a_bit():
     array = np.random.default_rng(0).normal(size=(3, PERIOD // 2)).astype(np.float32)
     digests = {digest_array(array)}
     for position in range(0, array.size, 97):
@@ -169,7 +171,7 @@ def test_a_checkpoint_is_verified_on_other_devices(saved):
     assert found.state["noise"].sharding == one
 
 
-def test_a_checkpoint_without_a_manifest_restores_with_a_word_about_it(copied):
+def test_a_checkpoint_without_a_manifest_restores_with_a_note(copied):
     shutil.rmtree(copied / "1" / "manifest")
     checkpoints = StoredCheckpoints(copied)
     found = checkpoints.restore(1, make_state())
@@ -230,3 +232,22 @@ def test_a_manifest_of_several_processes_is_about_what_the_first_recorded(tmp_pa
         (tmp_path / "manifest" / f"process-{process}.json").write_text(text)
     found = read_manifest(tmp_path)
     assert found.about == digest_object({"step": 3, "seconds": 1.5})
+
+
+def test_nothing_incomplete_is_left_of_saves_that_failed(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+
+    def write(step):
+        (tmp_path / f"{step}.orbax-checkpoint-tmp").mkdir()
+
+    def fail(step, **options):
+        write(step)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoints._manager, "save", fail)
+    for step in (2, 4):
+        with pytest.raises(cx.CheckpointError, match="No space left on device"):
+            checkpoints.save(step, {"x": jnp.zeros(2)}, about={}, metrics={})
+        write(step)  # by a thread that did not notice
+    checkpoints.close()
+    assert not list(tmp_path.iterdir())

@@ -43,7 +43,7 @@ def test_proportional_rows_over_a_million_parameters_stay_finite(seed):
     assert float(jnp.linalg.norm(found.update)) < 1e3
 
 
-def test_identical_rows_are_one():
+def test_identical_rows_count_once():
     def row(p):
         return jnp.sum(p**2) - 1.0
 
@@ -72,7 +72,7 @@ def test_a_row_that_nothing_can_move_leaves_the_step_alone_and_is_not_resolved(s
     assert not cx.reports(state)["stuck"].resolved
 
 
-def test_a_long_way_to_go_is_gone():
+def test_a_constraint_that_asks_for_a_long_step_gets_it():
     """From zero to a thousand, beside parameters that are small."""
     found = cx.project(jnp.zeros(3), cx.compose(lambda p: p[0] - 1e3, gamma=1.0), jnp.zeros(3))
     np.testing.assert_allclose(found.update, [1e3, 0, 0])

@@ -186,11 +186,14 @@ def test_complex_parameters_are_refused_in_a_sentence():
 
 def test_a_missing_entry_of_the_batch_names_the_constraint():
     model = Net()
-    with pytest.raises(ValueError, match=r"'even' asks for 'x'.*the batch has \['y'\]"):
+    with pytest.raises(
+        KeyError, match=r"'even' looked up 'x', and the batch has \['y'\]"
+    ) as raised:
         cx.compose(Even(), model=model)(nnx.state(model, nnx.Param), {"y": X})
+    assert raised.traceback[-1].name == "residual"
 
 
-def test_rows_that_would_not_fit_go_by_iterations(monkeypatch, caplog):
+def test_rows_that_do_not_fit_in_memory_are_solved_iteratively(monkeypatch, caplog):
     """Norm rows through an embedding are stored: they count against the bound on memory."""
     from constrainx.step import _linearise
 
@@ -319,7 +322,7 @@ def test_rows_outside_of_an_optimizer_are_not_of_a_stale_model_either():
         jax.jit(lambda p: cx.project(p, composed, p, batch={"x": X}))(params)
 
 
-def test_parameters_of_something_else_are_named():
+def test_parameters_of_another_model_are_named():
     model = Net()
     params = {"weights": jnp.ones(3)}
     with pytest.raises(ValueError, match=r"have 'weights', which this Net does not have"):

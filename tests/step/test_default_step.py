@@ -149,7 +149,7 @@ def test_every_optimizer_reaches_the_constrained_optimum(x64, optimizer, name):
     assert violation < 1e-6
 
 
-def test_projecting_the_update_alone_does_not(x64):
+def test_projecting_the_update_alone_misses_the_constrained_optimum(x64):
     """The reason for projecting twice: the fixed points of Adam's projected update are others."""
     optimizer = cx.constrain(
         OPTIMIZERS["adam"],
@@ -162,7 +162,7 @@ def test_projecting_the_update_alone_does_not(x64):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lion", "adafactor"])
-def test_noisy_gradients_leave_noise_alone(x64, optimizer):
+def test_noise_in_the_gradient_does_not_move_the_optimum(x64, optimizer):
     x = train(cx.constrain(OPTIMIZERS[optimizer], compose(*CONSTRAINTS["both"])), noise=1.0)
     above, violation = measure(x, "both")
     assert abs(above) < 1e-3

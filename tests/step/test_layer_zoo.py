@@ -158,7 +158,7 @@ def test_parameters_in_bfloat16(all_factored, name):
 
 
 @pytest.mark.parametrize("name", ["kernels_of_no_width", "convolutions_of_no_width"])
-def test_no_width_where_factoring_is_a_choice(name):
+def test_kernels_of_zero_width_are_handled(name):
     check(name, "float32", rows=3, examples=1)
 
 

@@ -243,13 +243,13 @@ class CountingPenalty:
         return Taken(update, state, reports, multipliers={"taken": taken})
 
 
-def test_a_method_of_ones_own_trains_in_optax(x64):
+def test_a_users_method_trains_in_optax(x64):
     p = train(CountingPenalty(0.02), steps=400)
     assert abs(circle(p)) < abs(circle(train("none", steps=400)))
     np.testing.assert_allclose(jnp.cross(p, GOAL), 0, atol=1e-2)
 
 
-def test_a_method_of_ones_own_trains_in_the_trainer_and_resumes(tmp_path):
+def test_a_users_method_trains_in_the_trainer_and_resumes(tmp_path):
     options = {"method": CountingPenalty(0.02), "constraints": [unit_hidden()], "save_every": 2}
     straight = trainer(run=tmp_path / "run", steps=4, **options)
     straight.fit()
@@ -259,6 +259,20 @@ def test_a_method_of_ones_own_trains_in_the_trainer_and_resumes(tmp_path):
     assert int(resumed.state.constraints.multipliers["taken"]) == 2
     resumed.fit()
     assert_same_state(resumed.state, straight.state)
+
+
+class EqualitiesOnly(CountingPenalty):
+    def check(self, constraints):
+        if any(member.kind == "inequality" for member in constraints):
+            raise cx.UserError("no inequalities, please")
+
+
+def test_a_users_method_may_refuse_constraints_when_it_is_given():
+    with pytest.raises(cx.UserError, match="no inequalities"):
+        bound(Below(), method=EqualitiesOnly(1.0))
+    with pytest.raises(cx.UserError, match="no inequalities"):
+        trainer(method=EqualitiesOnly(1.0), constraints=[cx.AtMost(1.0, of=lambda m, b, k: 0.0)])
+    bound(Sum(), method=EqualitiesOnly(1.0))
 
 
 def test_what_is_not_a_method_is_refused_when_it_is_given():

@@ -307,6 +307,7 @@ def test_a_metric_that_the_optimizer_does_not_have_is_refused(optimizer, kept):
         (lambda: cx.constrain(optax.sgd(1), curved, method=cx.Penalty), TypeError, "`init`"),
         (lambda: cx.NullSpace(metric="adam"), ValueError, "metric='adam'"),
         (lambda: cx.NullSpace(placement="updates"), ValueError, "Did you mean 'update'"),
+        (lambda: cx.NullSpace(solver="grma"), ValueError, "Did you mean 'gram'"),
         (lambda: cx.NullSpace(solver="lsmr"), ValueError, "`solver`"),
         (
             lambda: cx.NullSpace(metric="optimizer", placement="gradient"),

@@ -96,3 +96,27 @@ def test_constraints_that_differ_in_what_they_may_move_are_solved_together():
     _, moved = jax.jvp(rows, (params,), (updates,))
     np.testing.assert_allclose(moved, -0.5 * rows(params), atol=1e-5)
     assert all(bool(report.resolved) for report in cx.reports(state).values())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("reads", ["kernel", "everything"])
+def test_parameters_that_a_mask_hides_are_named_once(caplog, compiled, reads):
+    """What another part of `optax.multi_transform` does to them is left out of J u."""
+
+    class Squares(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            arrays = [model.kernel[...]] if reads == "kernel" else [model.kernel, model.bias]
+            return sum(jnp.sum(array[...] ** 2) for array in arrays) - 3.0
+
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    cx.attach(model, Squares())
+    parts = {"kernel": cx.constrain(optax.adam(0.1), model), "bias": optax.sgd(0.1)}
+    tx = optax.multi_transform(parts, {name: name for name in parts})
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    update = jax.jit(tx.update) if compiled else tx.update
+    state = tx.init(params)
+    for _ in range(2):
+        _, state = update(params, state, params, module=model)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == (reads == "everything")
+    assert all("'squares' depends on bias, which" in warning for warning in warnings)

@@ -14,6 +14,7 @@ from tensorflow_datasets.core import registered
 import constrainx as cx
 from constrainx.runtime import RunError
 from constrainx.runtime._checkpoint import by_path
+from constrainx.trainers._optimizer import describe_optimizer
 
 from .problems import (
     Net,
@@ -432,6 +433,31 @@ def test_settings_that_differ_from_the_recorded_ones_are_named(tmp_path, caplog)
     third.restore(strict=False)
     third.fit()
     assert "resumed from step 2; saved with other settings: seed" in recorder.events[0][1]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (optax.adam(1e-3), ""),
+        (optax.adamw(1e-3), "add_decayed_weights.weight_decay was 'nothing', now 0.0001"),
+        (optax.adam(2e-3), "scale.step_size was -0.001, now -0.002"),
+        (optax.adam(1e-3, b1=0.8), "scale_by_adam.b1 was 0.9, now 0.8"),
+    ],
+)
+def test_another_optimizer_with_the_same_state_is_noticed(optimizer, said, tmp_path, caplog):
+    counter(optimizer=optax.adam(1e-3), steps=2, run=tmp_path / "run").fit()
+    with caplog.at_level("INFO", "constrainx"):
+        counter(optimizer=optimizer, steps=3, run=tmp_path / "run").restore()
+    assert ("saved with other settings" in caplog.text) == bool(said)
+    assert said in caplog.text
+
+
+def test_settings_of_schedules_are_read_from_the_optimizer():
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 90)
+    found = describe_optimizer(optax.chain(optax.clip(1.0), optax.adam(schedule)))
+    assert found["clip.max_delta"] == 1.0
+    assert found["cosine_decay_schedule.init_value"] == 1e-3
+    assert describe_optimizer("no optimizer") == {}
 
 
 def test_a_trainers_model_is_the_restored_one(tmp_path):

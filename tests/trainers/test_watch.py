@@ -33,7 +33,7 @@ def falling(logs):
     return [0.9**i for i in range(logs)]
 
 
-def test_a_run_that_goes_well_is_told_nothing():
+def test_a_run_that_goes_well_gets_no_warning():
     assert watch((loss, 0.5 * loss, 0.3) for loss in falling(200)) == []
 
 
@@ -58,11 +58,11 @@ def test_a_projection_that_leaves_nothing_although_the_constraint_is_not_met():
     assert watch([(loss, 0.3, 0.95) for loss in falling(4)]) == []
 
 
-def test_constraints_that_contradict_are_told_of_elsewhere():
+def test_contradicting_constraints_are_not_reported_twice():
     assert watch([(1.0, 0.3, 1.0)] * 20, resolved=0.5) == []
 
 
-def test_the_best_point_on_the_constraints_is_no_reason_to_complain():
+def test_a_run_at_the_constrained_optimum_gets_no_warning():
     # There, the gradient lies in the span of the rows.
     assert watch((loss, 1e-5, 1 - loss) for loss in falling(100)) == []
 
@@ -74,6 +74,8 @@ def test_advice_is_about_the_method():
     (sentence,) = watch([(1.0, 1.0, 0.0), (1e4, 1.0, 0.0)], method=cx.Penalty())
     assert "a smaller `weight`" in sentence
     assert "gamma" not in sentence
+    (sentence,) = watch([(1.0, 1.0, 0.0), (1e4, 1.0, 0.0)], method=cx.Unconstrained())
+    assert sentence.endswith("Try a later `start`, or a smaller learning rate")
     (sentence,) = watch([(1.0, 1.0, 0.0), (1e4, 1.0, 0.0)], constraint=False)
     assert sentence.endswith("Try a smaller learning rate")
 
@@ -126,18 +128,18 @@ def test_a_violation_that_grows_by_orders_of_magnitude():
     assert "the violation of 'c' has grown to 20, from 0.01 at its smallest" in sentence
 
 
-def test_orders_of_magnitude_that_do_not_matter():
+def test_growth_below_a_tolerance_or_the_first_loss_is_not_reported():
     # Below the tolerance of the constraint, and below where the loss began.
     assert watch((1.0, violation, 0.5) for violation in (1e-9, 1e-4, 0.0, 1e-2)) == []
     assert watch((loss, 1e-4, 0.5) for loss in (1.0, 1e-8, 1e-4, 1e-9, 1e-2)) == []
     assert watch((loss, 1e-4, 0.5) for loss in (0.0, 1e-8, 0.0, 1.0)) == []
 
 
-def test_what_is_not_finite_is_told_elsewhere():
+def test_figures_that_are_not_finite_are_not_reported_twice():
     assert watch((loss, loss, 0.5) for loss in (1.0, math.nan, math.inf, 1.0)) == []
 
 
-def test_a_run_with_a_penalty_that_diverges_is_told_so_once():
+def test_a_run_with_a_penalty_that_diverges_gets_one_warning():
     recorder = Recorder()
     run = trainer(
         constraints=[unit_hidden(name="unit")],

@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from constrainx.constraints.masks._paths import Path, format_path, split_at_owner
+from constrainx.constraints.masks._pattern import parse_pattern
 from constrainx.constraints.masks._probability import MaskProbability, find_masked
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
@@ -29,6 +30,7 @@ def add_masks(
     where: Any = kernels,
     *,
     initial: float | Callable[[Array], Array] = 0.9,
+    pattern: str | None = None,
 ) -> Model:
     """Adds learnable masks to the weights of a model, in place, and returns the model.
 
@@ -54,17 +56,24 @@ def add_masks(
         where: an NNX filter on path and variable: the parameters to mask.
         initial: the probability to begin with, or a function from the weights to probabilities,
             such as ``lambda w: abs(w) > 0.01`` for fixed masks by magnitude.
+        pattern: such as "2:4" to keep two of each four weights that follow each other along the
+            input axis, the last but one, as the sparse matrix units of GPUs want them. Weights
+            whose input axis cannot be cut so are left out.
     """
+    groups = None if pattern is None else parse_pattern(pattern, argument="add_masks(pattern=...)")
     matches = nnx.filterlib.to_predicate(where)
     flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
     selected = [
         (path, variable)
         for path, variable in zip(flat.paths, flat.leaves, strict=True)
-        if not isinstance(variable, MaskProbability) and matches(path, variable)
+        if not isinstance(variable, MaskProbability)
+        and matches(path, variable)
+        and (groups is None or groups.fits(variable.shape))
     ]
     if not selected:
         raise ArgumentError(
-            f"`add_masks(where=...)` selects no parameter of this {type(model).__name__}, which "
+            f"`add_masks(where=...)` selects no parameter of this {type(model).__name__}"
+            f"{'' if groups is None else ' whose input axis can be cut in groups'}, which "
             f"has {_list_paths(flat.paths)}. Pass an NNX filter that selects some, such as "
             "`lambda path, variable: variable.ndim >= 2`."
         )
@@ -83,7 +92,8 @@ def add_masks(
                 f"this {type(owner).__name__} already has an attribute of that name. Rename it."
             )
         probability = _make_probability(weight, initial, path)
-        variable = MaskProbability(probability, masks=inside, **_copy_placement(weight))
+        kept: dict[str, Any] = {} if pattern is None else {"keep": pattern}
+        variable = MaskProbability(probability, masks=inside, **kept, **_copy_placement(weight))
         added.append((owner, name, variable))
     # Not before all are known to be right: an error leaves the model as it was.
     for owner, name, variable in added:

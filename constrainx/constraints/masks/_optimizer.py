@@ -10,7 +10,8 @@ import optax
 from flax import nnx
 from jaxtyping import PyTree
 
-from constrainx.constraints.masks._probability import MaskProbability, require_masked
+from constrainx.constraints.masks._moments import name_path
+from constrainx.constraints.masks._probability import find_probabilities, require_masked
 from constrainx.errors import ArgumentError
 
 
@@ -44,17 +45,10 @@ def with_mask_rate(
     if not (math.isfinite(ratio) and ratio > 0):
         raise ArgumentError(f"`with_mask_rate(ratio=...)` must be above 0, got {ratio!r}.")
     inner = optax.with_extra_args_support(optimizer)
-    flat = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    masks = {
-        tuple(map(str, path))
-        for path, variable in zip(flat.paths, flat.leaves, strict=True)
-        if isinstance(variable, MaskProbability)
-    }
+    masks = {tuple(map(str, path)) for path, _ in find_probabilities(model)}
 
     def is_mask(path: tuple[Any, ...]) -> bool:
-        names = tuple(map(_name_key, path))
-        # A state of variables has one more key for the value of each.
-        return names in masks or names[:-1] in masks
+        return name_path(path) in masks
 
     def init(parameters: PyTree) -> optax.OptState:
         paths = jax.tree_util.tree_leaves_with_path(parameters)
@@ -76,10 +70,3 @@ def with_mask_rate(
         return jax.tree_util.tree_map_with_path(scale, updates), state
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _name_key(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)

@@ -36,8 +36,17 @@ def sample(model: Model, key: Array) -> Model:
 
 
 def draw_masks(masked: Sequence[Masked], key: Array) -> list[Bool[Array, ...]]:
-    """Draws one mask for each array of weights, each with a key of its own."""
+    """Draws one mask for each array of weights, each with a key of its own.
+
+    By 16 random bits for each weight, half the cost of a uniform number: drawing is a large part of
+    a step with masks. A probability is rounded to a multiple of 2⁻¹⁶; 0 and 1 stay certain.
+    """
     return [
-        jax.random.bernoulli(jax.random.fold_in(key, i), jnp.clip(probability[...], 0, 1))
+        _draw(jax.random.fold_in(key, i), jnp.clip(probability[...], 0, 1))
         for i, (_, probability) in enumerate(masked)
     ]
+
+
+def _draw(key: Array, probability: Array) -> Bool[Array, ...]:
+    bits = jax.random.bits(key, probability.shape, "uint16")
+    return bits.astype(jnp.float32) + 0.5 < 2**16 * probability

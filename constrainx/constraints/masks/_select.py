@@ -1,0 +1,176 @@
+"""Choosing the largest of many numbers that lie in several arrays, without sorting them.
+
+Sorting fifty million numbers takes longer than a training step, and on several devices it would
+gather them all on each. A sorted sample says nearly where to cut, and counting how many numbers lie
+above a cut, which is one pass over them and one number from each device, says the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+from constrainx.constraints._explicit import replicate
+
+Arrays: TypeAlias = Sequence[Float[Array, "..."]]
+
+# As many are sorted; up to here a cut is exact.
+SORTED = 2**15
+# As many are counted to correct a cut: with these it is off by 2e-4 of all numbers or so.
+COUNTED = 2**22
+LARGEST = np.uint32(2**32 - 1)
+
+
+def find_cut(values: Arrays, count: int | Int[Array, ""]) -> Float[Array, ""]:
+    """Returns the number that about ``count`` of the values reach or exceed.
+
+    Exact for few values. For many it comes from a sample of them, and is off by a few of ten
+    thousand: cheap enough for every step. Equal values stay together.
+
+    Args:
+        values: arrays of any shapes; all of them together are compared.
+        count: how many should reach it.
+    """
+    size = _total(values)
+    ascending = jnp.sort(_take_some(values, SORTED))
+    share = jnp.asarray(count) / size
+
+    def cut_at(share: Array) -> Float[Array, ""]:
+        index = ascending.size - jnp.round(share * ascending.size).astype(jnp.int32)
+        inside = ascending[jnp.clip(index, 0, ascending.size - 1)]
+        return jnp.where(index >= ascending.size, jnp.inf, inside)
+
+    cut = cut_at(share)
+    if size > SORTED:
+        finer = _take_some(values, COUNTED)
+        aim = share
+        for _ in range(2):
+            # Nearby cuts of the sample are off by nearly the same.
+            aim = aim + share - jnp.mean(jnp.where(finer >= cut, 1.0, 0.0))
+            cut = cut_at(aim)
+        everything = jnp.stack([jnp.min(value) for value in values]).min()
+        cut = jnp.where(share >= 1, everything, cut)
+    return cut
+
+
+def keep_largest(
+    values: Arrays, ties: Arrays, count: int | Int[Array, ""]
+) -> list[Bool[Array, ...]]:
+    """Marks exactly ``count`` of the values: the largest.
+
+    Among equal ones those with the larger ``ties`` are marked, then the earlier ones. About twenty
+    passes over the values.
+
+    Args:
+        values: arrays of any shapes; all of them together are compared.
+        ties: arrays of the same shapes.
+        count: how many to mark, at most as many as there are.
+    """
+    count = jnp.asarray(count, jnp.int32)
+    keys = [_as_ordered(value) for value in values]
+    threshold = _find_threshold(keys, count, near=_as_ordered(find_cut(values, count)))
+    chosen = [key > threshold for key in keys]
+    level = [key == threshold for key in keys]
+    left = count - _count(chosen)
+
+    def break_ties() -> list[Bool[Array, ...]]:
+        # What is not level must not count: zero is below all others.
+        ordered = [_as_ordered(tie) for tie in ties]
+        first = [jnp.where(flag, key, 0) for flag, key in zip(level, ordered, strict=True)]
+        most = _find_threshold(first, left)
+        above = [key > most for key in first]
+        still = [flag & (key == most) for flag, key in zip(level, first, strict=True)]
+        numbered = _number_backwards(values)
+        last = [jnp.where(flag, key, 0) for flag, key in zip(still, numbered, strict=True)]
+        # All of these are different, so exactly as many as are missing are above.
+        nearest = _find_threshold(last, left - _count(above))
+        return [a | (key > nearest) for a, key in zip(above, last, strict=True)]
+
+    needed = (left > 0) & (left < _count(level))
+    rest = jax.lax.cond(needed, break_ties, lambda: [flag & (left > 0) for flag in level])
+    return [one | other for one, other in zip(chosen, rest, strict=True)]
+
+
+def _find_threshold(
+    keys: Sequence[UInt32[Array, ...]], count: Int[Array, ""], near: Array | None = None
+) -> UInt32[Array, ""]:
+    """The smallest t with at most ``count`` of the keys above it, by bisection.
+
+    Args:
+        keys: whole numbers.
+        count: how many may be above.
+        near: a guess; the search begins with growing steps from there.
+    """
+
+    def is_enough(t: Array) -> Bool[Array, ""]:
+        return _count([key > t for key in keys]) <= count
+
+    low, high = jnp.zeros((), jnp.uint32), jnp.full((), LARGEST, jnp.uint32)
+    if near is not None:
+        # The answer is above `low` unless it is zero, and at most `high`.
+        def leap(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+            low, high, step, _ = state
+            below = jnp.where(near > step, near - step, 0)
+            above = jnp.where(near < LARGEST - step, near + step, LARGEST)
+            reached, exceeded = is_enough(above), ~is_enough(below)
+            low = jnp.where(exceeded, jnp.maximum(low, below), low)
+            high = jnp.where(reached, jnp.minimum(high, above), high)
+            at_end = step >= jnp.uint32(2**31)
+            return low, high, step * 256, (reached & (exceeded | (below == 0))) | at_end
+
+        start = (low, high, jnp.full((), 2**7, jnp.uint32), jnp.zeros((), bool))
+        low, high, *_ = jax.lax.while_loop(lambda s: ~s[3], leap, start)
+
+    def halve(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = state
+        middle = low + (high - low) // 2
+        enough = is_enough(middle)
+        return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+    return jax.lax.while_loop(lambda s: s[0] < s[1], halve, (low, high))[1]
+
+
+def _take_some(values: Arrays, most: int) -> Float[Array, " some"]:
+    """All values in one array, or evenly spread ones if there are more than about ``most``."""
+    stride = max(1, _total(values) // most)
+    # An odd stride does not stay in the same few columns of a kernel.
+    stride += 1 - stride % 2
+    return jnp.concatenate([replicate(value).reshape(-1)[::stride] for value in values])
+
+
+def _total(values: Arrays) -> int:
+    return sum(value.size for value in values)
+
+
+def _as_ordered(values: Float[Array, ...]) -> UInt32[Array, ...]:
+    """Whole numbers above zero in the same order as the values; NaN is the smallest."""
+    values = jnp.where(jnp.isnan(values), -jnp.inf, values).astype(jnp.float32)
+    bits = jax.lax.bitcast_convert_type(jnp.where(values == 0, 0, values), jnp.uint32)
+    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(2**31))
+
+
+def _number_backwards(values: Arrays) -> list[UInt32[Array, ...]]:
+    """The position of each number among all, counted from the end."""
+    left, numbered = _total(values), []
+    for value in values:
+        numbered.append(jnp.uint32(left) - _find_positions(value.shape))
+        left -= value.size
+    return numbered
+
+
+def _find_positions(shape: tuple[int, ...]) -> UInt32[Array, ...]:
+    """The position of each entry, without a reshape that would move them between devices."""
+    position, stride = jnp.zeros(shape, jnp.uint32), 1
+    for axis in reversed(range(len(shape))):
+        along = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+        position, stride = position + along * jnp.uint32(stride), stride * shape[axis]
+    return position
+
+
+def _count(flags: Sequence[Bool[Array, ...]]) -> Int[Array, ""]:
+    return sum((jnp.sum(flag, dtype=jnp.int32) for flag in flags), jnp.zeros((), jnp.int32))
