@@ -1,5 +1,6 @@
 """One file for each experiment, the base class that they share, and their comparison."""
 
+from constrainx.recipes._build import build_abstract as build_abstract
 from constrainx.recipes._build import build_trainer as build_trainer
 from constrainx.recipes._certificate import record_certificate as record_certificate
 from constrainx.recipes._comparison import Comparison as Comparison

@@ -24,6 +24,7 @@ LAYERS = (
     "report",
     "models",
     "trainers",
+    "plan",
     "recipes",
     "cli",
 )

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from constrainx.errors import UserError
-from constrainx.runtime import Callback, CheckpointError, Checkpoints, StopRequests
+from constrainx.runtime import Callback, CheckpointError, Checkpoints, StopRequests, Trace
 from constrainx.step import contradictions
 from constrainx.trainers._batches import GiveUp, wait_for
 from constrainx.trainers._program import OnNonFinite
@@ -105,6 +105,7 @@ class Loop:
         evaluate: Callable[[GiveUp], dict[str, float] | None] | None,
         listeners: Sequence[Callback],
         checkpoints: Checkpoints | None,
+        trace: Trace,
         about: Mapping[str, Any],
     ):
         """Sets up a loop.
@@ -119,11 +120,12 @@ class Loop:
             evaluate: measures the current state, unless it gives up waiting for data; or None.
             listeners: the callbacks.
             checkpoints: where to save, or None.
+            trace: of some steps.
             about: what else to store with each checkpoint.
         """
         self._progress, self._schedule = progress, schedule
         self._take_step, self._start_totals, self._causes = take_step, start_totals, causes
-        self._watch, self._measure = watch, evaluate
+        self._watch, self._measure, self._trace = watch, evaluate, trace
         self._listeners, self._checkpoints, self._about = listeners, checkpoints, about
         self._step = progress.step
         self._evaluated: dict[str, float] = {}
@@ -155,7 +157,8 @@ class Loop:
         progress, last = self._progress, self._schedule.last
         ending, signal = Ending.FINISHED, None
         self._requests = requests
-        with contextlib.closing(self._time(batches)) as timed:
+        with contextlib.closing(self._time(batches)) as timed, contextlib.ExitStack() as stack:
+            stack.callback(self._trace.end)
             if self._step >= last:
                 self._evaluate(is_last=True)
                 return self._conclude(ending, signal)
@@ -169,8 +172,11 @@ class Loop:
                 if is_first:
                     zeros = self._start_totals(batch)
                     totals = jax.tree.map(jnp.copy, zeros)
-                progress.state, totals, token = self._take_step(progress.state, totals, batch)
+                with self._trace.around(self._step + 1, before=totals):
+                    progress.state, totals, token = self._take_step(progress.state, totals, batch)
                 self._step += 1
+                if traced := self._trace.end_after(self._step, token):
+                    self.tell(traced)
                 in_flight.append(token)
                 if len(in_flight) > AHEAD:
                     jax.block_until_ready(in_flight.popleft())

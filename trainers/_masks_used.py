@@ -27,7 +27,7 @@ def check_masks_used(program: Program, state: State, batch: PyTree) -> None:
         state: of the trainer.
         batch: any batch, for its shapes.
     """
-    model = jax.eval_shape(lambda: program.model(state.parameters, state.rest))
+    model = jax.eval_shape(program.model, state.parameters, state.rest)
     flat = nnx.to_flat_state(nnx.state(model, program.wrt))
     is_mask = {
         tuple(map(str, path)): isinstance(variable, masks.MaskProbability)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -70,9 +71,8 @@ class Program:
         """What may not be finite."""
         return name_causes(self.constraints.names if self.constraints else ())
 
-    def initial(self, model: nnx.Module) -> State:
-        """The state before the first step."""
-        _, parameters, _, rest = split_model(model, self.wrt)
+    def initial(self, parameters: nnx.State, rest: nnx.State) -> State:
+        """The state before the first step of a model with these parameters."""
         optimizer, constraints = self._take_apart(self.optimizer.init(parameters))
         zero = jnp.zeros((), jnp.int32)
         return State(
@@ -92,17 +92,22 @@ class Program:
         augment_key, loss_key, constraint_key = self._keys(state)
         if self.augment is not None:
             batch = self.augment(batch, augment_key)
-        loss, metrics, rest, gradients = self._gradients(state, batch, loss_key)
+        with jax.named_scope("loss"):
+            loss, metrics, rest, gradients = self._gradients(state, batch, loss_key)
         extra: dict[str, Any] = {}
         is_logged = (state.step + 1) % self.log_every == 0
         if self.constraints is not None:
             module = self.model(state.parameters, state.rest)
             extra = {"batch": batch, "key": constraint_key, "module": module, "measure": is_logged}
         before = self._put_together(state.optimizer, state.constraints)
-        updates, after = self.optimizer.update(gradients, before, state.parameters, **extra)
+        # With constraints, their method names its own regions.
+        region = jax.named_scope("update")
+        with region if self.constraints is None else contextlib.nullcontext():
+            updates, after = self.optimizer.update(gradients, before, state.parameters, **extra)
         optimizer, constraints = self._take_apart(after)
-        parameters = optax.apply_updates(state.parameters, updates)
-        update_norm = _norm(updates)
+        with jax.named_scope("update"):
+            parameters = optax.apply_updates(state.parameters, updates)
+            update_norm = _norm(updates)
         found = reports(constraints)
         new = State(
             step=state.step,

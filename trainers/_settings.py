@@ -9,10 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
+from jax.sharding import Mesh
 
 from constrainx.data import Batches
-from constrainx.errors import check_choice
-from constrainx.runtime import Callback, Keep, check_path
+from constrainx.errors import ArgumentError, check_choice
+from constrainx.runtime import Callback, Keep, Profile, check_path
 from constrainx.trainers._checks import check_batches, check_count
 from constrainx.trainers._learning_rate import LearningRate
 
@@ -105,11 +106,25 @@ class Devices:
     Attributes:
         count: how many; None for all.
         fsdp: how many of them share each large parameter.
+        mesh: instead of both, a mesh with the axes "data" and "fsdp", which must be automatic. Its
+            devices may be those of a topology, which do not exist: see `Trainer.lower`.
     """
 
     count: int | None = None
     _: dataclasses.KW_ONLY
     fsdp: int = 1
+    mesh: Mesh | None = None
+
+    def __post_init__(self) -> None:
+        if self.mesh is None:
+            return
+        if self.count is not None or self.fsdp != 1:
+            raise ArgumentError("`Devices(mesh=...)` has its own sizes: leave out the other two.")
+        if self.mesh.axis_names != ("data", "fsdp"):
+            raise ArgumentError(
+                '`Devices(mesh=...)` must have the axes ("data", "fsdp"), got '
+                f"{self.mesh.axis_names}."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +138,7 @@ class Logging:
         title: the name of the run next to the bar.
         learning_rate: the number or the schedule that the optimizer was made with, to log it. That
             of `optax.inject_hyperparams` is found by itself.
+        profile: which steps to trace, and where to.
     """
 
     every: int = 50
@@ -130,6 +146,7 @@ class Logging:
     progress: bool = True
     title: str = ""
     learning_rate: LearningRate | None = None
+    profile: Profile | None = None
 
     def __post_init__(self) -> None:
         check_count("Logging(every=...)", self.every)

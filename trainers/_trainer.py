@@ -32,6 +32,7 @@ from constrainx.runtime import (
     Restored,
     RunError,
     Sharding,
+    Trace,
     by_path,
     check_same_settings,
     describe_resume,
@@ -40,6 +41,7 @@ from constrainx.runtime import (
     read_config,
 )
 from constrainx.step import Method, MethodName, Point, Unconstrained, as_method, constrain
+from constrainx.trainers._abstract import as_shapes, forget_values, is_abstract
 from constrainx.trainers._batches import GiveUp, read_ahead
 from constrainx.trainers._checks import (
     check_batches,
@@ -123,7 +125,9 @@ class Trainer:
 
     Attributes:
         model: an NNX module, possibly with attached constraints. It is left alone until `restore`
-            or the end of `fit`, and then holds the parameters that were loaded or trained.
+            or the end of `fit`, and then holds the parameters that were loaded or trained. If it
+            has shapes alone, as those that `nnx.eval_shape` returns, the trainer holds no arrays,
+            and can `validate`, `trace` and `lower` its step, but not train.
         loss: (model, batch) ↦ a number, or a number and a dictionary of metrics. If it has an
             argument ``key``, that is a new random key in each step. The model is in training mode,
             and its own random streams are seeded anew in each step.
@@ -178,12 +182,19 @@ class Trainer:
         check_count("Trainer(accumulate=...)", self.accumulate)
         check_decay("Trainer(ema=...)", self.ema)
         devices = as_devices(self.devices)
-        self.sharding = Sharding.over(devices=devices.count, fsdp=devices.fsdp)
+        self.sharding = (
+            Sharding.over(devices=devices.count, fsdp=devices.fsdp)
+            if devices.mesh is None
+            else Sharding(mesh=devices.mesh)
+        )
         check_split(self.data.batch, self.sharding, accumulate=self.accumulate)
         with self._own_mesh():
             self._build()
 
     def _build(self) -> None:
+        self._is_abstract = is_abstract(nnx.state(self.model))
+        if self._is_abstract:
+            self.model = forget_values(self.model)
         self._evaluation = as_evaluation(self.evaluation)
         self._folder = as_run_folder(self.run)
         self._restored_from: pathlib.Path | None = None
@@ -211,9 +222,15 @@ class Trainer:
             learning_rate=self.logging.learning_rate,
             log_every=self.logging.every,
         )
-        start = program.initial(self.model)
-        self._program = dataclasses.replace(program, exempt=find_exempt(start))
-        self._progress = Progress(state=self.sharding.place(start))
+        if self._is_abstract:
+            # Which arrays start with infinite values is not known, so the guard checks all.
+            self._program = program
+            start = jax.eval_shape(program.initial, *split_model(self.model, self.wrt)[1::2])
+            self._progress = Progress(state=self.sharding.shapes(start))
+        else:
+            start = program.initial(*split_model(self.model, self.wrt)[1::2])
+            self._program = dataclasses.replace(program, exempt=find_exempt(start))
+            self._progress = Progress(state=self.sharding.place(start))
         self._measure = Measure(
             rebuild=self._program.model,
             metrics=self._evaluation.metrics if self._evaluation else {},
@@ -314,6 +331,7 @@ class Trainer:
                 to stop".
         """
         check_choice("on_signal", on_signal, get_args(OnSignal), owner="fit")
+        self._check_concrete("fit")
         if jax.process_count() > 1:
             check_same_settings(self._shared_settings())
         self._check_start()
@@ -339,6 +357,7 @@ class Trainer:
                 evaluate=self._evaluator(limit=1 if fast_dev_run else None),
                 listeners=listeners,
                 checkpoints=opened.checkpoints if opened else None,
+                trace=Trace(self.logging.profile),
                 about={
                     "config": self.config,
                     "settings": self._settings,
@@ -389,6 +408,7 @@ class Trainer:
         self, data: Batches | None = None, *, limit: int | None = None
     ) -> dict[str, float]:
         """Metrics and violations on held-out data, those of ``evaluation`` by default."""
+        self._check_concrete("evaluate")
         data = self._evaluation.data if data is None and self._evaluation else data
         if data is None:
             raise ArgumentError(
@@ -415,6 +435,7 @@ class Trainer:
             options: those of `constrainx.certify`.
         """
         data = self._evaluation.data if data is None and self._evaluation else data
+        self._check_concrete("certify")
         if self._measure.constraints is None:
             raise ArgumentError("`certify` needs constraints, and this trainer has none.")
         options = {"batch": self.data.batch, "seed": self.seed, **options}
@@ -423,6 +444,7 @@ class Trainer:
 
     def diagnose(self) -> Diagnosis:
         """Examines the constraints at the current step, on its batch; see `constrainx.diagnose`."""
+        self._check_concrete("diagnose")
         if self._measure.constraints is None:
             raise ArgumentError("`diagnose` needs constraints, and this trainer has none.")
         with self._own_mesh():
@@ -467,6 +489,7 @@ class Trainer:
         Raises:
             CheckpointError: there is none, it is damaged, or it belongs to another model.
         """
+        self._check_concrete("restore")
         folder = as_run_folder(run) or self._folder
         if folder is None:
             raise CheckpointError(
@@ -509,15 +532,41 @@ class Trainer:
     def validate(self) -> PyTree[jax.ShapeDtypeStruct]:
         """Traces one step with shapes only, which finds most mistakes; returns the new state."""
         with self._own_mesh():
-            batch = self._example()
+            # All values of a batch are checked, where it is not only planned.
+            batch = self._shape_batch(self.data.batch) if self._is_abstract else self._example()
             check_masks_used(self._program, self.state, batch)
             return jax.eval_shape(self._program, self.state, {}, batch)[0]
 
-    def lower(self) -> jax.stages.Lowered:
-        """The step, ready to be compiled, for a look at its memory and collectives."""
+    def lower(self, *, batch: int | None = None) -> jax.stages.Lowered:
+        """The step, ready to be compiled, for a look at its memory and collectives.
+
+        Only shapes go into it, so nothing is put on the devices, which need not exist.
+
+        Args:
+            batch: the size of the global batch, if another than that of the data.
+        """
+        traced = self.trace(batch=batch)
         with self._own_mesh():
-            batch = self.sharding.place_batch(self._example())
-            return self._compiled.lower(self.state, self._start_totals(batch), batch)
+            return traced.lower()
+
+    def trace(self, *, batch: int | None = None) -> jax.stages.Traced:
+        """The step as a jaxpr, from which `lower` starts; ``batch`` is as there."""
+        count = self.data.batch if batch is None else batch
+        check_split(count, self.sharding, accumulate=self.accumulate)
+        with self._own_mesh():
+            rows = self._shape_batch(count)
+            check_masks_used(self._program, self.state, rows)
+            names = self._program.metric_names(self.state, rows)
+            zero = jax.ShapeDtypeStruct((), jnp.float32, sharding=self.sharding.whole)
+            state = self.sharding.shapes(self.state)
+            return self._compiled.trace(state, dict.fromkeys(names, zero), rows)
+
+    def _check_concrete(self, wanted: str) -> None:
+        if self._is_abstract:
+            raise ArgumentError(
+                f"`{wanted}` needs parameters, and `Trainer(model=...)` has shapes alone: only "
+                "`validate`, `trace` and `lower` work with these."
+            )
 
     def _schedule(self, last: int) -> Schedule:
         evaluation, folder = self._evaluation, self._folder
@@ -568,6 +617,19 @@ class Trainer:
             rows = next(batches)
         check_integers(rows, of="the batches")
         return jax.tree.map(jnp.asarray, rows)
+
+    def _shape_batch(self, count: int) -> PyTree[jax.ShapeDtypeStruct]:
+        """A batch of that many examples as shapes, of which one example is read."""
+        # As one of as many processes as there are examples: a batch for many devices is large.
+        rows: Any = self.data.from_step(0, process=0, processes=self.data.batch)
+        with contextlib.closing(rows):
+            example = next(rows)
+        check_integers(example, of="the batches")
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype),
+            as_shapes(jax.tree.map(np.asarray, example)),
+        )
+        return self.sharding.shapes_of_batch(shapes)
 
     def _batches(self, step: int) -> Any:
         return self.data.from_step(step, process=jax.process_index(), processes=jax.process_count())

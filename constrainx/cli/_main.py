@@ -29,6 +29,7 @@ COMMANDS = {
     "certify": "_certify.Certify",
     "verify": "_verify.Verify",
     "doctor": "_doctor.Doctor",
+    "plan": "_plan.Plan",
     "soak": "_soak.Soak",
     "export": "_export.Export",
     "report": "_report.Report",

@@ -25,6 +25,8 @@ class Train(RecipeCommand):
         distributed: "auto", or HOST:PORT,PROCESSES,INDEX, to join other processes.
         fast_dev_run: take two steps, evaluate one batch, and write nothing.
         wandb: whether to send metrics to Weights & Biases.
+        profile: steps to trace for TensorBoard and Perfetto, such as 20 or 20-24; the trace goes to
+            the folder "profile" of the run.
     """
 
     run: pathlib.Path | None = None
@@ -32,6 +34,7 @@ class Train(RecipeCommand):
     distributed: str | None = None
     fast_dev_run: bool = False
     wandb: bool = False
+    profile: str | None = None
 
     def execute(self, recipe: Recipe) -> None:
         """Trains it, and writes and prints the result."""
@@ -40,9 +43,13 @@ class Train(RecipeCommand):
 
         def train() -> None:
             from constrainx.recipes import build_trainer
+            from constrainx.runtime import Profile
 
             callbacks = make_callbacks(recipe, wandb=self.wandb)
             trainer = build_trainer(recipe, run=run, callbacks=callbacks)
+            if self.profile is not None:
+                profile = Profile.of_steps(self.profile, folder=run / "profile")
+                trainer.logging = dataclasses.replace(trainer.logging, profile=profile)
             if self.resume_if_possible and (run / "config.json").exists():
                 trainer.restore(fallback=True, or_start=True)
             result = trainer.fit(fast_dev_run=self.fast_dev_run, on_signal="return")

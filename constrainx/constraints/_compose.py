@@ -266,6 +266,7 @@ def _members(item: Any, model: nnx.Module | None) -> list[Member]:
 def _of_function(function: Callable[..., PyTree]) -> Member:
     takes = [name for name in ("batch", "key", "step") if takes_argument(function, name)]
 
+    @jax.named_scope("residual")
     def rows(parameters: PyTree, batch: Any, key: Array, model: Any, step: Any = None) -> Rows:  # noqa: ARG001
         values = {"batch": batch, "key": key, "step": step}
         return flatten(function(parameters, **{name: values[name] for name in takes}))
@@ -285,6 +286,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
     matches = nnx.filterlib.to_predicate(constraint.wrt)
     takes_step = takes_argument(constraint.residual, "step")
 
+    @jax.named_scope("residual")
     def rows(parameters: PyTree, batch: Any, key: Array, module: Any, step: Any = None) -> Rows:
         residual_key, reduction_key = jax.random.split(key)
         current = model if module is None else restore_variables(module, like=model)

@@ -25,6 +25,8 @@ from constrainx.runtime._peers import first_process_only as first_process_only
 from constrainx.runtime._preemption import StopRequests as StopRequests
 from constrainx.runtime._preemption import end_program as end_program
 from constrainx.runtime._preemption import listen_for_signals as listen_for_signals
+from constrainx.runtime._profile import Profile as Profile
+from constrainx.runtime._profile import Trace as Trace
 from constrainx.runtime._progress_bar import Bar as Bar
 from constrainx.runtime._run_folder import RunError as RunError
 from constrainx.runtime._run_folder import describe_environment as describe_environment

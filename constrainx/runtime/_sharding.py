@@ -94,6 +94,14 @@ class Sharding:
         """The shardings of a training state."""
         return jax.tree.map(self.of_parameter, state)
 
+    def shapes(self, state: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
+        """The shapes of a state, with their shardings, from which a step can be compiled."""
+        return jax.tree.map(lambda leaf: _shape(leaf, self.of_parameter(leaf)), state)
+
+    def shapes_of_batch(self, rows: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
+        """The shapes of a batch, with their sharding."""
+        return jax.tree.map(lambda leaf: _shape(leaf, self.batch), rows)
+
     def place(self, state: PyTree) -> PyTree:
         """Copies a state to its devices, and leaves the original as it is."""
 
@@ -147,6 +155,10 @@ class Sharding:
             f"{split} of {len(leaves)} arrays of the state split, {_bytes(held)} of "
             f"{_bytes(total)} per device"
         )
+
+
+def _shape(leaf: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _bytes(count: float) -> str:

@@ -86,6 +86,7 @@ def place_rows(member: Member, traced: Traced) -> Placement:
     return member.placement or ("gradient" if traced.is_fresh else "twice")
 
 
+@jax.named_scope("linearise")
 def linearise(point: Point, solver: SolverChoice, counts: tuple[int, ...]) -> System:
     """The rows of all constraints at a point, once for all stages of a step.
 

@@ -91,6 +91,7 @@ class NullSpace:
         """One step, with one Jacobian for both of its stages."""
         known, others = self._split_closed_forms(point)
 
+        @jax.named_scope("solve")
         def correct(vector: PyTree, stage: Stage) -> PyTree:
             for form in known:
                 vector = form.correct(vector, stage)

@@ -145,6 +145,7 @@ def constrain(
     ) -> tuple[PyTree, ConstrainedState]:
         inner, outer = state
 
+        @jax.named_scope("update")
         def optimize(gradients: PyTree) -> tuple[PyTree, optax.OptState]:
             return optimizer.update(gradients, inner, params, **extra)
 

@@ -87,6 +87,7 @@ def project(
     )
 
 
+@jax.named_scope("solve")
 def correct_stage(
     vector: PyTree,
     point: Point,
