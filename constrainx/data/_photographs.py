@@ -10,7 +10,7 @@ import grain
 import numpy as np
 from jaxtyping import UInt8
 
-from constrainx.errors import ArgumentError
+from constrainx.errors import ArgumentError, MissingPackageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +82,12 @@ def _centre(height: int, width: int, side: int) -> tuple[int, int, int, int]:
 def _resize(
     image: UInt8[np.ndarray, "h w c"], box: tuple[int, int, int, int], size: int
 ) -> UInt8[np.ndarray, "size size 3"]:
-    # Only for photographs, and in the extra "data".
-    from PIL import Image
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingPackageError(
+            "photographs are resized by Pillow: pip install 'constrainx[data]'."
+        ) from error
 
     # Cut first: Pillow's `resize(box=...)` also looks at pixels outside of the box.
     left, top, right, bottom = box
