@@ -24,6 +24,7 @@ class Instruction:
     opcode: str
     shape: str
     operands: tuple[str, ...]
+    arguments: str
     attributes: str
 
 
@@ -83,6 +84,34 @@ class Module:
                 for called in _find_called(found.attributes):
                     yield from self._walk(called, times=times, is_iterated=is_iterated)
 
+    def count_fusion(
+        self, fusion: Instruction, written: int, read: list[int]
+    ) -> tuple[int, list[int]]:
+        """What a fusion writes and reads, if it takes slices of its operands or changes one."""
+        called = _find_called(fusion.attributes)
+        inside = list(self.computations.get(called[0], {}).values()) if called else []
+        numbers = {
+            one.name: int(digits[1])
+            for one in inside
+            if one.opcode == "parameter" and (digits := re.match(r"\((\d+)", one.arguments))
+        }
+        read = list(read)
+        for name, number in numbers.items():
+            users = [one for one in inside if name in one.operands]
+            first = [one for one in users if one.operands[0] == name]
+            slices = [one for one in first if one.opcode in ("dynamic-slice", "gather", "slice")]
+            changes = [one for one in first if one.opcode == "dynamic-update-slice"]
+            if number >= len(read) or not users:
+                continue
+            if len(slices) == len(users):
+                read[number] = sum(count_bytes(one.shape.split("{")[0]) for one in slices)
+            elif len(changes) == len(users) and read[number] == written:
+                # In place: only what is put there is written.
+                shapes = {one.name: one.shape for one in inside}
+                update = shapes.get(changes[0].operands[1], "")
+                written, read[number] = count_bytes(update.split("{")[0]), 0
+        return written, read
+
     def operand_shapes(self, executed: Executed) -> list[str]:
         """The shapes of an instruction's operands, tuples taken apart."""
         around = self.computations[executed.computation]
@@ -112,6 +141,8 @@ def count_moved_bytes(text: str) -> tuple[int, int]:
             read = [written]
         elif opcode == "dynamic-update-slice":
             written, read = read[1], read[1:2]
+        elif opcode == "fusion":
+            written, read = module.count_fusion(executed.instruction, written, read)
         sums[executed.is_iterated] += executed.times * (written + sum(read))
     return sums[False], sums[True]
 
@@ -161,6 +192,7 @@ def _read_instruction(line: str) -> Instruction | None:
         opcode=opcode,
         shape=shape,
         operands=tuple(names),
+        arguments=rest[len(opcode) : close],
         attributes=rest[close:],
     )
 

@@ -90,6 +90,24 @@ def test_a_buffer_with_a_few_numbers_more_is_no_new_buffer():
     assert (added.bytes, added.shape) == (8, "part of f32[1002]")
 
 
+def test_a_fusion_that_takes_a_slice_reads_no_more_than_it():
+    text = """\
+%fused (stack: f32[12,64], index: s32[]) -> f32[1,64] {
+  %stack = f32[12,64]{1,0} parameter(0)
+  %index = s32[] parameter(1)
+  %slice = f32[1,64]{1,0} dynamic-slice(%stack, %index, %index), dynamic_slice_sizes={1,64}
+  ROOT %double = f32[1,64]{1,0} add(%slice, %slice)
+}
+
+ENTRY %main (stack: f32[12,64], index: s32[]) -> f32[1,64] {
+  %stack.1 = f32[12,64]{1,0} parameter(0)
+  %index.1 = s32[] parameter(1)
+  ROOT %fusion = f32[1,64]{1,0} fusion(%stack.1, %index.1), kind=kLoop, calls=%fused
+}
+"""
+    assert count_moved_bytes(text) == (256 + 256 + 4, 0)
+
+
 def test_moved_bytes_are_those_of_operands_and_results():
     copy = 2 * 1024
     gather = 512 + 512 + 1024
