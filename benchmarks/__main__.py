@@ -16,6 +16,7 @@ from benchmarks import (
     solve,
     step,
     sweep,
+    swin,
     toy,
 )
 from constrainx.errors import did_you_mean
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "solve": solve.run,
     "step": step.run,
     "sweep": sweep.run,
+    "swin": swin.run,
     "toy": toy.run,
 }
 
@@ -54,6 +56,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "model. lenet: a row an image through convolutions. "
         "loop: the trainer against a loop written by hand. "
         "step: what constraints add to a training step. sweep: rows and γ on o3-inertia. "
+        "swin: what masks and a budget add to a step of Swin-S. "
         "toy: where penalty, Lagrangian and null space end, drawn.",
     )
     parser.add_argument(
