@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
 from constrainx.step._bounded import Bounded, solve_bounded
 from constrainx.step._jacobian import StackedJacobian
-from constrainx.step._multipliers import find_active_rows, solve_gram
+from constrainx.step._multipliers import find_active_rows, is_optimal, solve_gram
 from constrainx.step._rows import Rows
 
 # In training, a step need not be more exact than the linearisation it is based on. What it leaves
@@ -41,6 +41,11 @@ PROBES = 8
 # A row whose gradient is rounding alone asks for a step as long as one over the rounding. Longer
 # than this part of that, in units of the parameters, no linearisation means anything.
 LONGEST_STEP = 1e-3
+
+
+# The solution of a quadratic program is accepted if its objective is certain to this part of the
+# squared length of the change, which bounds half of the squared distance from the nearest vector.
+GAP = 1e-3
 
 
 class Correction(NamedTuple):
@@ -143,12 +148,27 @@ class GramSystem(NamedTuple):
         change = self.jacobian.rmatvec(multipliers, vector)
         if metric is not None:
             change = jax.tree.map(jnp.multiply, metric, change)
+        if np.any(rows.inequality):
+            # G squares the condition of the rows, so a program in it may be another than in J.
+            moved = self.jacobian.matvec(change, movable_alone=rows.movable_alone)
+            found &= is_optimal(
+                multipliers,
+                excess,
+                excess - moved,
+                lengths,
+                rows.acts,
+                jnp.asarray(rows.inequality),
+                rounding=4 * jnp.finfo(gram.dtype).eps * (jnp.abs(before) + jnp.abs(rows.target)),
+                tolerance=max(GAP, 8 * _find_coarsest(change)),
+            )
+        else:
+            # Without another pass over the parameters.
+            moved = jnp.matmul(gram, multipliers, precision="highest")
         return Correction(
             vector=_subtract(vector, change),
             rows=rows,
             before=before,
-            # J v' without another pass over the parameters.
-            after=before - jnp.matmul(gram, multipliers, precision="highest"),
+            after=before - moved,
             multipliers=multipliers,
             iterations=jnp.ones((), jnp.int32),
             converged=found & jnp.all(jnp.isfinite(multipliers)),
@@ -448,6 +468,11 @@ def _leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
         converged=jnp.array(True),
         slack=nothing,
     )
+
+
+def _find_coarsest(vector: PyTree) -> float:
+    """The relative rounding of the leaves with the fewest digits."""
+    return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(vector))
 
 
 def _subtract(vector: PyTree, change: PyTree) -> PyTree:
