@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from constrainx.constraints import Member, Placement, cut_batch, find_live_inputs
 from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
@@ -37,8 +37,13 @@ ROWS_WITH_STORED_GRADIENTS = 8
 ROWS_WITH_INEQUALITIES = 256
 # Up to this many rows, a Gram matrix of rows on single examples is faster than these iterations.
 ROWS_OF_SINGLE_EXAMPLES = 512
-# Rows shorter than this part of the others in their constraint are scaled one by one.
-FAR = 0.1
+# Rows of one constraint are scaled one by one if their lengths, as four probes see them, differ by
+# more than this: as a standard deviation of their logarithms, which is 0.4 for rows of one length,
+# or as a factor between one row and the mean.
+SPREAD = 0.6
+FAR = 8.0
+# Their lengths are then measured by this many random words, of four probes each.
+WORDS = 4
 # The gradients of all rows should fit beside the model.
 BYTES_OF_STORED_GRADIENTS = 2**31
 
@@ -248,14 +253,11 @@ def _iterative(
     scales = jnp.ones_like(values)
     if values.size > 1:
         acts = any_acts(point)
-        lengths = (
-            _measure_lengths(linear, movable, point)
-            if acts is None
-            else jax.lax.cond(
-                acts, lambda: _measure_lengths(linear, movable, point), lambda: scales
-            )
-        )
-        scales = _choose_scales(lengths, counts)
+
+        def measure() -> Array:
+            return _measure_scales(linear, movable, point, counts, values.dtype)
+
+        scales = measure() if acts is None else jax.lax.cond(acts, measure, lambda: scales)
     return IterativeSystem(values, linear, movable, counts, scales, point.parameters, solver)
 
 
@@ -276,16 +278,54 @@ def _common_movable(point: Point) -> tuple[bool, ...] | None:
     return None if all(found) else found
 
 
-def _measure_lengths(
-    linear: Any, movable: tuple[bool, ...] | None, point: Point
+def _measure_scales(
+    linear: Any, movable: tuple[bool, ...] | None, point: Point, counts: tuple[int, ...], dtype: Any
 ) -> Float[Array, " rows"]:
-    """The length of each row to a factor of two or so: ‖J_i‖² is the mean of (J_i z)².
+    """What each row is divided by: its length, or that of its constraint's rows if they are alike.
+
+    A few probes tell a length to a factor of two or so. Where rows are alike, as they mostly are,
+    their mean is better than that. Where they are not, more probes are worth their time.
+    """
+    key = jax.random.fold_in(point.key, 3)
+
+    class Measured(NamedTuple):
+        total: Float[Array, " rows"]
+        words: Int[Array, ""]
+        alike: Bool[Array, " constraints"]
+
+    def go_on(measured: Measured) -> Bool[Array, ""]:
+        return (measured.words == 0) | ((measured.words < WORDS) & ~jnp.all(measured.alike))
+
+    def measure(measured: Measured) -> Measured:
+        drawn = jax.random.fold_in(key, measured.words)
+        total = measured.total + _probe_lengths(linear, movable, point.parameters, drawn)
+        first = jnp.stack([_are_alike(own) for own in _split(jnp.sqrt(total), counts)])
+        alike = jnp.where(measured.words == 0, first, measured.alike)
+        return Measured(total, measured.words + 1, alike)
+
+    start = Measured(
+        jnp.zeros(sum(counts), dtype), jnp.zeros((), jnp.int32), jnp.ones(len(counts), bool)
+    )
+    total, words, alike = jax.lax.stop_gradient(jax.lax.while_loop(go_on, measure, start))
+    squares = total / words
+    scales = []
+    for index, own in enumerate(_split(squares, counts)):
+        typical = jnp.mean(own)
+        scale = jnp.where(alike[index] | ~(own > 0), typical, own)
+        scales.append(jnp.sqrt(jnp.where(typical > 0, scale, 1)))
+    return jnp.concatenate(scales)
+
+
+def _probe_lengths(
+    linear: Any, movable: tuple[bool, ...] | None, parameters: PyTree, key: Array
+) -> Float[Array, " rows"]:
+    """The squared length of each row, estimated: ‖J_i‖² is the mean of (J_i z)².
 
     The bytes of one random word for each parameter are four z: drawing numbers by the million is
     slow, and these need not be good. Unlike signs, they seldom cancel.
     """
-    leaves, tree = jax.tree.flatten(point.parameters)
-    keys = jax.random.split(jax.random.fold_in(point.key, 3), len(leaves))
+    leaves, tree = jax.tree.flatten(parameters)
+    keys = jax.random.split(key, len(leaves))
     words = [jax.random.bits(k, p.shape, "uint32") for k, p in zip(keys, leaves, strict=True)]
     moves = (True,) * len(leaves) if movable is None else movable
 
@@ -297,20 +337,20 @@ def _measure_lengths(
         ]
         return jnp.square(linear(jax.tree.unflatten(tree, draws)))
 
-    squares = jax.lax.map(probe, jnp.arange(0, 32, 8, dtype=jnp.uint32))
-    return jax.lax.stop_gradient(jnp.sqrt(jnp.mean(squares, axis=0)))
+    return jnp.mean(jax.lax.map(probe, jnp.arange(0, 32, 8, dtype=jnp.uint32)), axis=0)
 
 
-def _choose_scales(lengths: Float[Array, " rows"], counts: tuple[int, ...]) -> Array:
-    """The typical length of each constraint's rows, or a row's own if that is far from typical.
+def _are_alike(lengths: Float[Array, " rows"]) -> Bool[Array, ""]:
+    """Whether rows may be of one length, as far as four probes can tell."""
+    counts = lengths > 0
+    total = jnp.maximum(jnp.sum(counts), 1)
+    logarithms = jnp.log(jnp.where(counts, lengths, 1))
+    away = jnp.where(counts, logarithms - jnp.sum(logarithms) / total, 0)
+    spread = jnp.sqrt(jnp.sum(jnp.square(away)) / total)
+    return ~((spread > SPREAD) | (jnp.max(jnp.abs(away)) > math.log(FAR)))
 
-    Where all are alike, as they mostly are, the noise of the lengths would only slow a solver down.
-    """
-    scales, start = [], 0
-    for count in counts:
-        own = lengths[start : start + count]
-        typical = jnp.sqrt(jnp.mean(jnp.square(own)))
-        scale = jnp.where((own > 0) & (own < FAR * typical), own, typical)
-        scales.append(jnp.where(typical > 0, scale, 1))
-        start += count
-    return jnp.concatenate(scales)
+
+def _split(rows: Array, counts: tuple[int, ...]) -> list[Array]:
+    """Rows by constraint."""
+    ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+    return [rows[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -125,6 +125,47 @@ def find_active_rows(
     return found.active, found.done & found.feasible
 
 
+def is_optimal(
+    multipliers: Float[Array, " k"],
+    excess: Float[Array, " k"],
+    left: Float[Array, " k"],
+    lengths: Float[Array, " k"],
+    acts: Bool[Array, " k"],
+    inequality: Bool[Array, " k"],
+    *,
+    rounding: Float[Array, " k"],
+    tolerance: float,
+) -> Bool[Array, ""]:
+    """Whether multipliers solve the quadratic program, judged by what they leave of the rows.
+
+    With λ ≥ 0 for inequalities and v' = v − D Jᵀλ, the nearest vector v* with multipliers λ* obeys
+
+        ½ ‖v' − v*‖² ≤ λ*ᵀ max(w, 0) − λᵀw,    w = J v' − t.
+
+    λ* is not known. On rows at zero it is taken for the largest λ, and for λ on all others.
+
+    Args:
+        multipliers: λ.
+        excess: J v − t.
+        left: w, by products with J itself.
+        lengths: of the rows in the metric, whose units then do not matter.
+        acts: which rows take part.
+        inequality: which are inequalities.
+        rounding: what w may be off by, in each row.
+        tolerance: the bound, as a part of ‖v' − v‖² = λᵀ(J v − J v').
+    """
+    counts = acts & (lengths > 0)
+    lengths = jnp.where(counts, lengths, 1)
+    scaled = jnp.where(counts, multipliers * lengths, 0)
+    largest = _largest(scaled)
+    off = jnp.where(counts, jnp.maximum(jnp.abs(left) - rounding, 0), 0) / lengths
+    idle = inequality & (scaled == 0)
+    gap = jnp.sum(jnp.where(idle, jnp.where(left > 0, largest, 0), jnp.abs(scaled)) * off)
+    moved = jnp.sum(jnp.where(counts, multipliers * (excess - left), 0))
+    is_dual = ~jnp.any(inequality & (scaled < -tolerance * largest))
+    return is_dual & (gap <= tolerance * moved)
+
+
 def _scale(gram: Array, right: Array, active: Bool[Array, " k"]) -> _Scaled:
     diagonal = jnp.diagonal(gram)
     active = active & (diagonal > 0)  # a row without a gradient has nothing to move

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
 from constrainx.step._bounded import Bounded, solve_bounded
 from constrainx.step._jacobian import StackedJacobian
-from constrainx.step._multipliers import find_active_rows, solve_gram
+from constrainx.step._multipliers import find_active_rows, is_optimal, solve_gram
 from constrainx.step._rows import Rows
 
 # In training, a step need not be more exact than the linearisation it is based on. What it leaves
@@ -32,6 +32,8 @@ INEXACT = LSMR(rtol=1e-3)
 UNDONE = 0.02
 # What it may leave of any row, as a part of the largest that is asked, in rows of the same length.
 INACCURATE = 20 * INEXACT.rtol
+# How often it may solve for what is left, if single rows are further off than that.
+ROUNDS = 3
 # Random vectors by which the lengths of rows are estimated.
 PROBES = 8
 
@@ -39,6 +41,11 @@ PROBES = 8
 # A row whose gradient is rounding alone asks for a step as long as one over the rounding. Longer
 # than this part of that, in units of the parameters, no linearisation means anything.
 LONGEST_STEP = 1e-3
+
+
+# The solution of a quadratic program is accepted if its objective is certain to this part of the
+# squared length of the change, which bounds half of the squared distance from the nearest vector.
+GAP = 1e-3
 
 
 class Correction(NamedTuple):
@@ -70,12 +77,15 @@ class Solved(NamedTuple):
 
     Attributes:
         change: D Jᵀλ.
+        moved: J D Jᵀλ.
         iterations: how many it took.
         converged: whether it did.
-        undone: the norm of what it left of rows that it found compatible, in the units of each row.
+        undone: the norm of what a user's solver left of rows that it found compatible, in the units
+            of each row.
     """
 
     change: PyTree
+    moved: Float[Array, " rows"]
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
     undone: Float[Array, " rows"]
@@ -138,12 +148,27 @@ class GramSystem(NamedTuple):
         change = self.jacobian.rmatvec(multipliers, vector)
         if metric is not None:
             change = jax.tree.map(jnp.multiply, metric, change)
+        if np.any(rows.inequality):
+            # G squares the condition of the rows, so a program in it may be another than in J.
+            moved = self.jacobian.matvec(change, movable_alone=rows.movable_alone)
+            found &= is_optimal(
+                multipliers,
+                excess,
+                excess - moved,
+                lengths,
+                rows.acts,
+                jnp.asarray(rows.inequality),
+                rounding=4 * jnp.finfo(gram.dtype).eps * (jnp.abs(before) + jnp.abs(rows.target)),
+                tolerance=max(GAP, 8 * _find_coarsest(change)),
+            )
+        else:
+            # Without another pass over the parameters.
+            moved = jnp.matmul(gram, multipliers, precision="highest")
         return Correction(
             vector=_subtract(vector, change),
             rows=rows,
             before=before,
-            # J v' without another pass over the parameters.
-            after=before - jnp.matmul(gram, multipliers, precision="highest"),
+            after=before - moved,
             multipliers=multipliers,
             iterations=jnp.ones((), jnp.int32),
             converged=found & jnp.all(jnp.isfinite(multipliers)),
@@ -174,7 +199,7 @@ class IterativeSystem(NamedTuple):
         movable: which parameters the rows may move, P; None for all.
         counts: how many rows each constraint has.
         scales: what each row is divided by: the typical length of its constraint's rows, or its
-            own if that is far from typical.
+            own if they are not alike.
         parameters: what a vector looks like.
         solver: the user's, or None for an inexact one.
     """
@@ -199,17 +224,18 @@ class IterativeSystem(NamedTuple):
         cast = _cast(vector, self.parameters)
         before = self.linear(self._hold(cast) if rows.movable_alone else cast)
         excess = before - rows.target
+        lengths = self.scales
         if np.any(rows.inequality):
             active, lengths, found = jax.lax.stop_gradient(self._find_active(excess, rows, metric))
             solved = self._solve(excess, rows, active, metric, lengths)
-            left = (excess - self.linear(solved.change)) / lengths
+            left = (excess - solved.moved) / lengths
             violated = rows.acts & rows.inequality & (left > self._slack(excess / lengths))
             solved = solved._replace(
                 iterations=solved.iterations + found.iterations,
                 converged=solved.converged & found.converged & ~jnp.any(violated),
             )
         else:
-            solved = self._solve(excess, rows, rows.acts, metric, self.scales)
+            solved = self._solve(excess, rows, rows.acts, metric, lengths)
         # The lengths of single rows are not known here, but that of the step is.
         bound = LONGEST_STEP / float(jnp.finfo(excess.dtype).eps)
         longest = bound * (1 + norm(parameters)) + 2 * norm(vector)
@@ -222,12 +248,12 @@ class IterativeSystem(NamedTuple):
             vector=_subtract(vector, solved.change),
             rows=rows,
             before=before,
-            after=before - self.linear(solved.change),
+            after=before - jnp.where(is_sane, solved.moved, 0),
             multipliers=None,
             iterations=solved.iterations,
             converged=solved.converged,
-            # It leaves more of rows with small singular values; and ten per cent for rounding.
-            slack=INACCURATE * self.scales * _measure_longest(excess, self.scales, rows, rows.acts)
+            # A user's solver may leave more; and ten per cent for rounding.
+            slack=INACCURATE * lengths * _measure_longest(excess, lengths, rows, rows.acts)
             + 1.1 * solved.undone,
         )
 
@@ -290,18 +316,68 @@ class IterativeSystem(NamedTuple):
         metric: PyTree | None,
         scales: Float[Array, " rows"],
     ) -> Solved:
+        targets = [norm(part) for part in self._split(jnp.where(active, rows.target, 0) / scales)]
+        # The constraint that asks for the least sets the tolerance.
+        tolerance = UNDONE * jnp.min(jnp.stack(targets))
+        if self.solver is not None:
+            solved, is_compatible = self._solve_once(excess, active, metric, scales, None)
+            # What a user's solver leaves within its own tolerance is the user's choice.
+            return solved._replace(undone=jnp.where(is_compatible, solved.undone, 0))
+        # A tolerance for the norm of all rows says little about one of many, so go on if one is
+        # further off than it may be.
+        longest = _measure_longest(excess, scales, rows, active)
+        allowed = INACCURATE * (jnp.abs(excess) / scales + longest)
+        smallest = jnp.min(jnp.where(active, allowed, jnp.inf))
+
+        def improve(solved: Solved, tolerance: Array) -> tuple[Solved, Bool[Array, ""]]:
+            left = excess - solved.moved
+            more, is_compatible = self._solve_once(left, active, metric, scales, tolerance)
+            moved = solved.moved + more.moved
+            is_short = jnp.any(active & (jnp.abs(excess - moved) / scales > allowed))
+            total = more._replace(
+                change=jax.tree.map(jnp.add, solved.change, more.change),
+                moved=moved,
+                iterations=solved.iterations + more.iterations,
+            )
+            return total, is_short & is_compatible
+
+        def go_round(
+            carry: tuple[Solved, Bool[Array, ""]], tolerance: Array
+        ) -> tuple[tuple[Solved, Bool[Array, ""]], None]:
+            solved, goes_on = carry
+            return jax.lax.cond(goes_on, lambda: improve(solved, tolerance), lambda: carry), None
+
+        nothing = Solved(
+            change=jax.tree.map(jnp.zeros_like, self.parameters),
+            moved=jnp.zeros_like(excess),
+            iterations=jnp.zeros((), jnp.int32),
+            converged=jnp.ones((), bool),
+            undone=jnp.zeros_like(excess),
+        )
+        tolerances = jnp.stack([tolerance, *[smallest] * (ROUNDS - 1)])
+        # A loop, so that the solver is compiled once.
+        (solved, _), _ = jax.lax.scan(go_round, (nothing, jnp.ones((), bool)), tolerances)
+        return solved._replace(undone=nothing.undone)
+
+    def _solve_once(
+        self,
+        excess: Array,
+        active: Bool[Array, " rows"],
+        metric: PyTree | None,
+        scales: Float[Array, " rows"],
+        tolerance: Array | None,
+    ) -> tuple[Solved, Bool[Array, ""]]:
+        """What the solver finds, and whether the rows are compatible.
+
+        With a tolerance, the inexact solver may stop where the norm of all rows is below it.
+        """
         weights = active.astype(excess.dtype) / scales
-        targets = [norm(part) for part in self._split(weights * rows.target)]
-        roots = None if metric is None else jax.tree.map(jnp.sqrt, metric)
         change, info = lstsq(
             lambda v: weights * self.linear(self._hold(v)),
             weights * excess,
             like=self.parameters,
-            preconditioner=roots,
-            # The constraint that asks for the least sets the tolerance.
-            reference=(
-                UNDONE / INEXACT.rtol * jnp.min(jnp.stack(targets)) if self.solver is None else None
-            ),
+            preconditioner=None if metric is None else jax.tree.map(jnp.sqrt, metric),
+            reference=None if tolerance is None else tolerance / INEXACT.rtol,
             solver=INEXACT if self.solver is None else self.solver,
             is_linear=True,
         )
@@ -310,12 +386,15 @@ class IterativeSystem(NamedTuple):
         # A solver returns the last finite iterate, but a step that is partly known is no step.
         is_finite = info.reason != Reason.NOT_FINITE
         change = jax.tree.map(lambda leaf: jnp.where(is_finite, leaf, jnp.nan), change)
-        return Solved(
-            change=self._hold(change),
+        change = self._hold(change)
+        solved = Solved(
+            change=change,
+            moved=self.linear(change),
             iterations=jnp.asarray(info.iterations, jnp.int32),
             converged=jnp.asarray(info.converged),
-            undone=scales * jnp.where(is_compatible, info.residual_norm, 0).astype(excess.dtype),
+            undone=scales * info.residual_norm.astype(excess.dtype),
         )
+        return solved, is_compatible
 
     @property
     def _rtol(self) -> float:
@@ -389,6 +468,11 @@ def _leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
         converged=jnp.array(True),
         slack=nothing,
     )
+
+
+def _find_coarsest(vector: PyTree) -> float:
+    """The relative rounding of the leaves with the fewest digits."""
+    return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(vector))
 
 
 def _subtract(vector: PyTree, change: PyTree) -> PyTree:

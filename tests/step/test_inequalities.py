@@ -169,3 +169,53 @@ def test_iterations_say_that_a_program_has_no_solution():
     assert not found.reports["at-most"].resolved
     np.testing.assert_allclose(found.update[1:], 0.1, atol=1e-4)
     assert float(jnp.max(jnp.abs(found.update))) < 10
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "room", "most"),
+    [
+        pytest.param(6, 1, lambda x: 0.01 + np.maximum(x, 0), 0.5, id="metric"),
+        pytest.param(0, 3, lambda x: 0.3 + 0.3 * x, 0.02, id="scales"),
+    ],
+)
+def test_a_program_that_float32_cannot_solve_is_not_called_resolved(ratio, spread, room, most):
+    """More rows than parameters, with a metric of a large ratio, or almost without a solution."""
+    rng = np.random.default_rng(16)
+    rows, size = 16, 6
+
+    @jax.jit
+    def project(J, c, u, metric):
+        constraint = at_most(lambda p: jax.lax.dot(J, p, precision="highest") + c)
+        found = cx.project(u, constraint, jnp.zeros(size), metric=metric, solver="gram")
+        return found.update, found.reports["at-most"].resolved
+
+    unknown = 0
+    for _ in range(150):
+        J = rng.normal(size=(rows, size)) * 10.0 ** rng.uniform(-spread, spread, size=(rows, 1))
+        metric = 10.0 ** rng.uniform(-ratio / 2, ratio / 2, size=size)
+        u, inside = rng.normal(size=(2, size))
+        c = -J @ inside - room(rng.normal(size=rows)) * np.linalg.norm(J, axis=1)
+        given = [a.astype(np.float32) for a in (J, c, u, metric)]
+        found, resolved = project(*given)
+        J, c, u, metric = (a.astype(float) for a in given)
+        feasible = is_feasible(J, -c)
+        unknown += feasible and not resolved
+        if resolved:
+            assert feasible
+            exact = find_nearest(J, -c, u, metric)
+            away, moved = (np.linalg.norm(v / np.sqrt(metric)) for v in (found - exact, exact - u))
+            assert away <= 0.02 * moved
+    assert unknown <= most * 150
+
+
+def is_feasible(J, bound):
+    """Whether there is a v with J v ≤ bound, up to 1e-5 in rows of unit length."""
+    lengths = np.linalg.norm(J, axis=1)
+    system = np.hstack([J / lengths[:, None], -np.ones((len(J), 1))])
+    least = scipy.optimize.linprog(
+        np.eye(system.shape[1])[-1],
+        A_ub=system,
+        b_ub=bound / lengths,
+        bounds=[(None, None)] * J.shape[1] + [(-1, None)],
+    )
+    return least.fun <= 1e-5

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import constrainx as cx
@@ -46,3 +47,32 @@ def test_contradictions_are_seen_beside_rows_of_any_scale(solver, apart):
         np.testing.assert_allclose(np.abs(left[:2]), 0.5, atol=0.05)
         assert not resolved["pair" if apart else "together"]
         assert resolved["others"] if apart else True
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+def test_each_row_is_done_in_a_constraint_whose_rows_differ_by_orders_of_magnitude(rows):
+    """By the default step, to the two per cent of the longest step that are documented, or so."""
+    rng = np.random.default_rng(rows)
+
+    @jax.jit
+    def step(p, matrix, right):
+        optimizer = cx.constrain(optax.sgd(0.1), lambda p: matrix @ p - right, gamma=0.5)
+        updates, state = optimizer.update(jnp.cos(p), optimizer.init(p), p)
+        (report,) = cx.reports(state).values()
+        return updates, matrix @ p - right, report
+
+    for _ in range(8):
+        scales = 10 ** rng.uniform(-3, 3, size=rows)
+        matrix = scales[:, None] * rng.normal(size=(rows, 2000)) / np.sqrt(2000)
+        matrix, right, p = (
+            np.asarray(values, np.float32)
+            for values in (matrix, scales * rng.normal(size=rows), rng.normal(size=2000))
+        )
+        updates, c, report = step(p, matrix, right)
+        lengths = np.linalg.norm(matrix.astype(np.float64), axis=1)
+        asked = -0.5 * np.asarray(c, np.float64) / lengths
+        left = matrix.astype(np.float64) @ np.asarray(updates, np.float64) / lengths - asked
+        assert report.resolved
+        assert np.linalg.norm(left) <= 0.03 * np.linalg.norm(asked)
+        # The lengths of rows are known to a third or so.
+        assert np.max(np.abs(left)) <= 0.06 * np.max(np.abs(asked))
