@@ -320,7 +320,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
 
     def nearest(parameters: PyTree, module: Any, step: Any = None) -> PyTree:
         # Which streams it sees does not matter, because it depends on the parameters alone.
-        base = model if module is None else module
+        base = model if module is None else restore_variables(module, like=model)
         seen = view_model(base, parameters, jax.random.key(0))
         extra = {"step": step} if takes_step else {}
         constraint.nearest(at_path(seen, found.path), **extra)  # type: ignore[attr-defined]

@@ -26,8 +26,14 @@ COMMANDS = {
         )
         for name in ("8gaussian", "spirals", "checkerboard")
     },
-    "c4-fmnist": (["c4-fmnist", "--seeds", "3"], "kernels-seed0/picture.png"),
-    "l0-cifar10": (["l0-cifar10", "--seeds", "3"], CURVES),
+    "c4-fmnist": (
+        ["c4-fmnist", "--methods", "kernels", "plain", "penalty", "augmentation"],
+        "kernels-seed0/picture.png",
+    ),
+    "l0-cifar10": (
+        ["l0-cifar10", "--seeds", "3", "--methods", "learned", "gradual", "one-shot"],
+        "seed0/metrics.png",
+    ),
     "gp-calibration": (["gp-calibration", "--seeds", "10"], "predictive-seed0/picture.png"),
     "periodic-regression": (["periodic-regression", "--seeds", "3"], "nullspace-seed0/picture.png"),
     "invariant-digits": (["invariant-digits", "--seeds", "3"], CURVES),
