@@ -207,7 +207,8 @@ class C4FMNIST(Recipe):
         features = self.features_turn_by(GROUP, 1, model.features(image)[0])
         found = model.features(turned)[0]
         shown = min(6, found.shape[-1])
-        figure, axes = plt.subplots(2, shown + 1, figsize=(1.4 * (shown + 1), 3.2))
+        size = (1.4 * (shown + 1), 3.6)
+        figure, axes = plt.subplots(2, shown + 1, figsize=size, layout="constrained")
         for row, maps in enumerate((found, features)):
             axes[row, 0].imshow(turned[0, ..., 0], cmap="gray")
             for column in range(shown):
@@ -216,7 +217,6 @@ class C4FMNIST(Recipe):
         axes[1, 0].set_title("turned features\nof the image", fontsize=8)
         for axis in axes.flat:
             axis.set_axis_off()
-        figure.tight_layout()
         figure.savefig(path, dpi=150)
         plt.close(figure)
 
