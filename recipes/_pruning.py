@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from constrainx.constraints import MaskBudget, attach, masks, prune
 from constrainx.recipes._recipe import Recipe
+from constrainx.recipes._resolve import RecipeError
 from constrainx.step import Lagrangian, Method, Unconstrained, as_method
 from constrainx.trainers.classification import cross_entropy, is_wrong
 
@@ -72,6 +73,13 @@ class SparseRecipe(Recipe):
             return make(rate)
         if self.prune_by == "draws":
             masks.add_masks(model, initial=INITIAL, pattern=self.pattern)
+            for _, probability in masks.find_probabilities(model):
+                kept = probability.pattern
+                if kept is not None and abs(kept.density - self.density) > 1e-6:
+                    raise RecipeError(
+                        f"`pattern` {self.pattern!r} keeps {kept.density:.3g} of the weights, and "
+                        f"`density` is {self.density!r}: give both alike."
+                    )
             start = round(self.begin * steps)
             attach(model, MaskBudget(self.density, gamma=self.gamma, start=start))
             return make(rate)

@@ -9,6 +9,7 @@ from flax import nnx
 from PIL import Image as Picture
 
 from constrainx import masks
+from constrainx.errors import UserError
 from constrainx.recipes.l0_cifar10 import L0CIFAR10, make_synthetic
 from constrainx.recipes.l0_imagenet import L0ImageNet
 from constrainx.recipes.l0_svhn import L0SVHN
@@ -99,3 +100,10 @@ def test_a_pattern_of_a_transformer_is_exported_as_it_is():
     groups = kernel.reshape(-1, 4, kernel.shape[-1])
     np.testing.assert_array_equal((groups != 0).sum(axis=1), 2)
     assert result.metrics["density"] == 0.5
+
+
+@pytest.mark.parametrize("method", ["learned", "gradual", "paper"])
+def test_a_pattern_and_another_density_are_refused(method):
+    recipe = L0CIFAR10(size="smoke", method=method, pattern="2:4", devices=1)
+    with pytest.raises(UserError, match=r"0\.1"):
+        recipe.trainer(progress=False)
