@@ -57,16 +57,23 @@ class ClosedForm:
         """A descent direction or an update that obeys the constraint, if this is its stage."""
         if stage not in STAGES[self.placement]:
             return vector
-        parameters = self.point.parameters
-        vector = jax.tree.map(lambda v, p: v.astype(p.dtype), vector, parameters)
+        leaves = jax.tree.leaves(self.point.parameters)
+        given, structure = jax.tree.flatten(vector)
+        # The others are not handed through the condition below, which would copy them.
+        moved = [given[i].astype(leaves[i].dtype) for i in self._movable]
         if self.member.acts_always:
-            return self._correct(vector, stage)
-        acts = self.member.acts_at(self.point.step)
-        return jax.lax.cond(acts, lambda v: self._correct(v, stage), lambda v: v, vector)
+            moved = self._correct(moved, stage)
+        else:
+            acts = self.member.acts_at(self.point.step)
+            moved = jax.lax.cond(acts, lambda v: self._correct(v, stage), lambda v: v, moved)
+        for index, leaf in zip(self._movable, moved, strict=True):
+            given[index] = leaf
+        return jax.tree.unflatten(structure, given)
 
-    def _correct(self, vector: PyTree, stage: Stage) -> PyTree:
+    def _correct(self, vector: list[Array], stage: Stage) -> list[Array]:
         member, point = self.member, self.point
-        parameters = point.parameters
+        leaves = jax.tree.leaves(point.parameters)
+        parameters = [leaves[i] for i in self._movable]
         nearest, inside = jax.jvp(self._find_nearest, (parameters,), (vector,))
         gamma = member.gamma_at(point.step)
         if stage == "gradient" and self.placement == "twice":
@@ -96,9 +103,18 @@ class ClosedForm:
             converged=yes,
         )
 
-    def _find_nearest(self, parameters: PyTree) -> PyTree:
+    @property
+    def _movable(self) -> list[int]:
+        return sorted(_list_movable(self.member, self.point.parameters))
+
+    def _find_nearest(self, movable: list[Array]) -> list[Array]:
         assert self.member.nearest is not None  # by `split_closed_forms`
-        return self.member.nearest(parameters, self.point.model)
+        leaves, structure = jax.tree.flatten(self.point.parameters)
+        for index, leaf in zip(self._movable, movable, strict=True):
+            leaves[index] = leaf
+        found = self.member.nearest(jax.tree.unflatten(structure, leaves), self.point.model)
+        nearest = jax.tree.leaves(found)
+        return [nearest[i] for i in self._movable]
 
     def _measure_violation(self) -> Float[Array, ""]:
         """The root mean square of the rows."""

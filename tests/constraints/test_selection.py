@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from constrainx import masks
 from constrainx.constraints.masks._pattern import keep_in_groups, parse_pattern
-from constrainx.constraints.masks._select import find_cut, keep_largest
+from constrainx.constraints.masks._select import find_cut, find_expected_cut, keep_largest
 from constrainx.errors import ArgumentError
 
-SHAPES = ((7, 11), (5,), (3, 4, 6))
+SHAPES = ((7, 11), (5,), (3, 4, 6), (5,), (7, 11))
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
@@ -60,6 +62,33 @@ def test_a_cut_is_close_for_many_numbers(share):
     cut = jax.jit(find_cut)(values, jnp.asarray(round(share * size)))
     kept = sum(int(jnp.sum(value >= cut)) for value in values) / size
     assert abs(kept - share) < 5e-4
+
+
+@pytest.mark.parametrize("density", [0.001, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("seed", range(3))
+def test_frozen_masks_of_many_weights_keep_what_was_frozen(seed, density):
+    # A sample of the masks has not quite the density of all, and there is nothing between.
+    kept = np.random.default_rng(seed).random((500, 400)) < density
+    model = nnx.Linear(500, 400, rngs=nnx.Rngs(0))
+    masks.add_masks(model, initial=lambda w: jnp.where(jnp.asarray(kept), 2.0, -1.0))
+    np.testing.assert_array_equal(masks.top(model).kernel[...] != 0, kept)
+
+
+@pytest.mark.parametrize(
+    ("levels", "shares", "expected"),
+    [((0.9, 0.1), (0.1, 0.9), 0.1), ((0.9, 0.1), (0.9, 0.1), 0.9), ((0.6, 0.6), (0.5, 0.5), 1.0)],
+)
+def test_equal_probabilities_stay_or_go_together_whichever_is_closer(levels, shares, expected):
+    is_first = jnp.arange(100_000) % 10 < 10 * shares[0]
+    cut = jax.jit(find_expected_cut)([jnp.where(is_first, *levels)])
+    assert jnp.mean(jnp.where(is_first, *levels) >= cut) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 20.0])
+def test_as_many_are_kept_as_the_probabilities_add_up_to(scale):
+    p = jnp.asarray(np.random.default_rng(5).normal(size=(400, 500)) * scale, jnp.float32)
+    cut = jax.jit(find_expected_cut)([p])
+    assert abs(float(jnp.mean(p >= cut)) - float(jnp.mean(jnp.clip(p, 0, 1)))) < 1e-3
 
 
 def test_the_largest_of_each_group_are_kept():

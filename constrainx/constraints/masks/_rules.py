@@ -19,6 +19,8 @@ KEPT, DROPPED = 2.0, -1.0
 # A weight on the edge of being kept starts with this p: far enough from 1 to change its mind late.
 EDGE = 10.0
 MOMENTUM = 0.9
+# Of a score on the edge: above it, scores times the scale are finite.
+SMALLEST = 1e-30
 
 
 class Memory(NamedTuple):
@@ -88,15 +90,13 @@ class Learned:
         eta = rate(seen.step) if callable(rate) else rate
         first, last = self.phases.first, self.phases.last
 
-        def wait() -> tuple[list[Array], Array]:
-            return [jnp.zeros_like(p) for p in seen.probabilities], memory.scale
-
         def begin() -> tuple[list[Array], Array]:
             values, scale = self._score(seen)
             return _difference(values, seen.probabilities), scale
 
         def learn() -> tuple[list[Array], Array]:
-            pace = self.strength * memory.scale * eta
+            is_learning = (first < seen.step) & (seen.step < last)
+            pace = jnp.where(is_learning, self.strength * memory.scale * eta, 0)
             return [(-pace * m).astype(m.dtype) for m in momentum], memory.scale
 
         def freeze() -> tuple[list[Array], Array]:
@@ -104,16 +104,8 @@ class Learned:
             kept = decide(values, seen.weights, self.patterns, self.phases.density)
             return _difference(kept, seen.probabilities), memory.scale
 
-        branch = jnp.where(
-            seen.step < first,
-            0,
-            jnp.where(
-                seen.step == last,
-                3,
-                jnp.where(seen.step == first, 1, jnp.where(seen.step < last, 2, 0)),
-            ),
-        )
-        moved, scale = jax.lax.switch(branch, (wait, begin, learn, freeze))
+        branch = jnp.where(seen.step == last, 2, jnp.where(seen.step == first, 1, 0))
+        moved, scale = jax.lax.switch(branch, (learn, begin, freeze))
         return moved, Memory(momentum, scale)
 
     def _score(self, seen: Seen) -> tuple[list[Array], Array]:
@@ -121,7 +113,8 @@ class Learned:
         scores = [0.5 * w * w * s for w, s in zip(seen.weights, sizes, strict=True)]
         count = round(self.phases.density * sum(score.size for score in scores))
         edge = find_cut(scores, count)
-        scale = EDGE / jnp.maximum(edge, jnp.finfo(jnp.float32).tiny)
+        # Where most weights are zero, so is the edge, and no scale brings it to ten.
+        scale = EDGE / jnp.maximum(edge, SMALLEST)
         scores = [score * scale for score in scores]
         return [s.astype(p.dtype) for s, p in zip(scores, seen.probabilities, strict=True)], scale
 

@@ -21,8 +21,9 @@ Arrays: TypeAlias = Sequence[Float[Array, "..."]]
 
 # As many are sorted; up to here a cut is exact.
 SORTED = 2**15
-# As many are counted to correct a cut: with these it is off by 2e-4 of all numbers or so.
-COUNTED = 2**22
+# As many are counted to correct a cut: with these it is off by 3e-4 of all numbers or so.
+COUNTED = 2**21
+CORRECTIONS = 3
 LARGEST = np.uint32(2**32 - 1)
 
 
@@ -36,26 +37,52 @@ def find_cut(values: Arrays, count: int | Int[Array, ""]) -> Float[Array, ""]:
         values: arrays of any shapes; all of them together are compared.
         count: how many should reach it.
     """
-    size = _total(values)
-    ascending = jnp.sort(_take_some(values, SORTED))
-    share = jnp.asarray(count) / size
+    share = jnp.asarray(count) / _total(values)
+    return _cut_sample(_take_some(values, SORTED), _take_some(values, COUNTED), share)
+
+
+def find_expected_cut(probabilities: Arrays) -> Float[Array, ""]:
+    """Returns the probability that as many reach as the probabilities add up to, or nearly.
+
+    It is above 0 and at most 1: what is certain to stay or to go is not more than one expects.
+    """
+    counted = _take_some(probabilities, COUNTED)
+    share = jnp.mean(jnp.clip(counted, 0, 1))
+    cut = _cut_sample(_take_some(probabilities, SORTED), counted, share)
+    return jnp.clip(cut, jnp.finfo(cut.dtype).tiny, 1)
+
+
+def _cut_sample(
+    few: Float[Array, " few"], many: Float[Array, " many"], share: Float[Array, ""]
+) -> Float[Array, ""]:
+    """The one of a few numbers that comes closest to cutting off a share of many."""
+    ascending = jnp.sort(few)
+    size = ascending.size
 
     def cut_at(share: Array) -> Float[Array, ""]:
-        index = ascending.size - jnp.round(share * ascending.size).astype(jnp.int32)
-        inside = ascending[jnp.clip(index, 0, ascending.size - 1)]
-        return jnp.where(index >= ascending.size, jnp.inf, inside)
+        index = size - jnp.round(share * size).astype(jnp.int32)
+        inside = ascending[jnp.clip(index, 0, size - 1)]
+        return jnp.where(index >= size, jnp.inf, jnp.where(index <= 0, -jnp.inf, inside))
 
-    cut = cut_at(share)
-    if size > SORTED:
-        finer = _take_some(values, COUNTED)
-        aim = share
-        for _ in range(2):
-            # Nearby cuts of the sample are off by nearly the same.
-            aim = aim + share - jnp.mean(jnp.where(finer >= cut, 1.0, 0.0))
+    def find_excess(cut: Array) -> Float[Array, ""]:
+        return jnp.mean(jnp.where(many >= cut, 1.0, 0.0)) - share
+
+    aim, best, miss = share, cut_at(share), jnp.full_like(share, jnp.inf)
+    if many.size > size:
+        # A sample is hardly off by more. Where many numbers are equal, the share above a cut jumps,
+        # and says no more than the direction.
+        spread = 4 * jnp.sqrt(share * (1 - share) / size) + 2 / size
+        for _ in range(CORRECTIONS):
             cut = cut_at(aim)
-        everything = jnp.stack([jnp.min(value) for value in values]).min()
-        cut = jnp.where(share >= 1, everything, cut)
-    return cut
+            excess = find_excess(cut)
+            best = jnp.where(jnp.abs(excess) < miss, cut, best)
+            miss = jnp.minimum(jnp.abs(excess), miss)
+            aim = jnp.clip(aim - jnp.clip(excess, -spread, spread), 0, 1)
+    # All that equal the cut stay; without them it may be closer.
+    after = jnp.searchsorted(ascending, best, side="right")
+    above = jnp.where(after < size, ascending[jnp.clip(after, 0, size - 1)], jnp.inf)
+    is_closer = jnp.abs(find_excess(above)) < jnp.abs(find_excess(best))
+    return jnp.where(is_closer, above, best)
 
 
 def keep_largest(
@@ -72,6 +99,10 @@ def keep_largest(
         count: how many to mark, at most as many as there are.
     """
     count = jnp.asarray(count, jnp.int32)
+    # Compiling takes time for each array, not for its size; networks repeat their shapes.
+    places = _group_shapes(values)
+    backwards = _number_backwards(values, places)
+    values, ties = _stack(values, places), _stack(ties, places)
     keys = [_as_ordered(value) for value in values]
     threshold = _find_threshold(keys, count, near=_as_ordered(find_cut(values, count)))
     chosen = [key > threshold for key in keys]
@@ -85,15 +116,16 @@ def keep_largest(
         most = _find_threshold(first, left)
         above = [key > most for key in first]
         still = [flag & (key == most) for flag, key in zip(level, first, strict=True)]
-        numbered = _number_backwards(values)
-        last = [jnp.where(flag, key, 0) for flag, key in zip(still, numbered, strict=True)]
+        last = [jnp.where(flag, key, 0) for flag, key in zip(still, backwards, strict=True)]
         # All of these are different, so exactly as many as are missing are above.
         nearest = _find_threshold(last, left - _count(above))
         return [a | (key > nearest) for a, key in zip(above, last, strict=True)]
 
     needed = (left > 0) & (left < _count(level))
     rest = jax.lax.cond(needed, break_ties, lambda: [flag & (left > 0) for flag in level])
-    return [one | other for one, other in zip(chosen, rest, strict=True)]
+    kept = [one | other for one, other in zip(chosen, rest, strict=True)]
+    flags = {i: stack[k] for stack, at in zip(kept, places, strict=True) for k, i in enumerate(at)}
+    return [flags[i] for i in range(len(flags))]
 
 
 def _find_threshold(
@@ -154,12 +186,26 @@ def _as_ordered(values: Float[Array, ...]) -> UInt32[Array, ...]:
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(2**31))
 
 
-def _number_backwards(values: Arrays) -> list[UInt32[Array, ...]]:
-    """The position of each number among all, counted from the end."""
-    left, numbered = _total(values), []
-    for value in values:
-        numbered.append(jnp.uint32(left) - _find_positions(value.shape))
-        left -= value.size
+def _group_shapes(values: Arrays) -> list[list[int]]:
+    """Which of the values have the same shape."""
+    places: dict[tuple[int, ...], list[int]] = {}
+    for index, value in enumerate(values):
+        places.setdefault(value.shape, []).append(index)
+    return list(places.values())
+
+
+def _stack(values: Arrays, places: list[list[int]]) -> list[Float[Array, ...]]:
+    return [jnp.stack([values[i] for i in group]) for group in places]
+
+
+def _number_backwards(values: Arrays, places: list[list[int]]) -> list[UInt32[Array, ...]]:
+    """The position of each number among all, counted from the end, for values stacked by shape."""
+    ends = np.cumsum([value.size for value in values][::-1], dtype=np.uint32)[::-1]
+    numbered = []
+    for group in places:
+        shape = values[group[0]].shape
+        end = jnp.asarray(ends[group]).reshape(-1, *(1 for _ in shape))
+        numbered.append(end - _find_positions(shape))
     return numbered
 
 

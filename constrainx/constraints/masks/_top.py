@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 from constrainx.constraints.masks._pattern import keep_in_groups, split_groups
 from constrainx.constraints.masks._probability import Masked, require_masked
 from constrainx.constraints.masks._replace import replace_weights
-from constrainx.constraints.masks._select import find_cut
+from constrainx.constraints.masks._select import find_expected_cut
 from constrainx.constraints.masks._straight_through import straight_through
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -48,7 +48,7 @@ def top(model: Model) -> Model:
 def keep_expected(masked: Sequence[Masked]) -> list[Bool[Array, ...]]:
     """Marks the most probable weights, as many as the probabilities add up to, or nearly."""
     free = [jax.lax.stop_gradient(p[...]) for _, p in masked if p.pattern is None]
-    cut = find_cut(free, _expect(free)) if free else jnp.zeros(())
+    cut = find_expected_cut(free) if free else jnp.zeros(())
     keep = []
     for _, probability in masked:
         p = jax.lax.stop_gradient(probability[...])
@@ -59,8 +59,3 @@ def keep_expected(masked: Sequence[Masked]) -> list[Bool[Array, ...]]:
             kept = jnp.round(jnp.sum(split_groups(jnp.clip(p, 0, 1), size), -2, keepdims=True))
             keep.append(keep_in_groups(p, p, size, kept.astype(jnp.int32)))
     return keep
-
-
-def _expect(probabilities: Sequence[Array]) -> Array:
-    expected = jnp.stack([jnp.sum(jnp.clip(p, 0, 1)) for p in probabilities])
-    return jnp.round(jnp.sum(expected)).astype(jnp.int32)
