@@ -20,6 +20,7 @@ from benchmarks import (
     toy,
 )
 from constrainx.errors import did_you_mean
+from constrainx.runtime import keep_memory
 
 BENCHMARKS = {
     "adjoint": adjoint.run,
@@ -39,6 +40,7 @@ BENCHMARKS = {
 def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmarks named in ``arguments``, or in the command line, or all."""
     options = _parse(arguments)
+    keep_memory()  # as the command line does
     machine = report.machine()
     report.print_machine(machine)
     for name in options.names or BENCHMARKS:

@@ -24,8 +24,9 @@ def launch(
         distributed: how to join the other processes, see `constrainx.runtime.join`.
         run: the run's folder, for the message when a process is lost.
     """
-    from constrainx.runtime import supervise
+    from constrainx.runtime import keep_memory, supervise
 
+    keep_memory()
     use_compilation_cache()
     # Errors are reported inside, too, because the job may run in a child process.
     with supervise(distributed, run=run), report_user_errors():
