@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from constrainx.cli._command import RecipeCommand
 from constrainx.cli._console import print_line, print_metrics
-from constrainx.cli._launch import finish, launch, make_callbacks
+from constrainx.cli._run_trainer import finish, make_callbacks, run_as_process
 
 if TYPE_CHECKING:
     from constrainx.recipes import Recipe
@@ -58,7 +58,7 @@ class Train(RecipeCommand):
             else:
                 finish(run, recipe, result)
 
-        launch(train, distributed=self.distributed, run=run)
+        run_as_process(train, distributed=self.distributed, run=run)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

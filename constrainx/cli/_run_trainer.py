@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from constrainx.trainers import Result
 
 
-def launch(
-    job: Callable[[], object], *, distributed: str | None = None, run: pathlib.Path | None = None
+def run_as_process(
+    work: Callable[[], object], *, distributed: str | None = None, run: pathlib.Path | None = None
 ) -> None:
-    """Runs the job here, or joins other processes and runs it as one of them.
+    """Does the work here, or joins other processes and does it as one of them.
 
     Args:
-        job: what to do, once JAX can be used.
+        work: what to do, once JAX can be used.
         distributed: how to join the other processes, see `constrainx.runtime.join`.
         run: the run's folder, for the message when a process is lost.
     """
     from constrainx.runtime import supervise
 
     use_compilation_cache()
-    # Errors are reported inside, too, because the job may run in a child process.
+    # Errors are reported inside, too, because the work may be done in a child process.
     with supervise(distributed, run=run), report_user_errors():
-        job()
+        work()
 
 
 def make_callbacks(recipe: Recipe, *, wandb: bool) -> list[Any]:
