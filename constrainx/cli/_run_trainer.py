@@ -32,6 +32,11 @@ def run_as_process(
         work()
 
 
+def name_run(recipe: Recipe) -> pathlib.Path:
+    """The folder of a run for which none was given."""
+    return pathlib.Path("runs") / recipe.name / f"{recipe.method}-seed{recipe.seed}"
+
+
 def make_callbacks(recipe: Recipe, *, wandb: bool) -> list[Any]:
     """The callbacks that options ask for."""
     from constrainx.runtime import WeightsAndBiases
