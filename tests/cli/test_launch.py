@@ -1,12 +1,18 @@
 """`constrainx launch`: what it writes, what it refuses, and that files are submitted."""
 
+import pathlib
+import re
+import shlex
 import subprocess
 
 import pytest
 import yaml
 
+import constrainx as package
+
 SIZE = ("--size", "smoke", "--save-every", "10")
 CPUS = ("--gpus-per-node", "0")
+PAGE = pathlib.Path(package.__file__).parent.parent / "docs" / "distributed.md"
 
 
 def test_a_script_for_slurm_is_written_and_not_submitted(constrainx, tmp_path):
@@ -22,6 +28,22 @@ def test_a_script_for_slurm_is_written_and_not_submitted(constrainx, tmp_path):
     )
     assert train in script
     subprocess.run(["bash", "-n", tmp_path / "jobs" / "o3-inertia.sh"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "shown"),
+    [("slurm", r"^```sh\n(#SBATCH.*?)^```"), ("kubernetes", r"^```yaml\n(spec:.*?)^```")],
+)
+def test_the_page_about_many_machines_shows_what_is_written(constrainx, tmp_path, scheduler, shown):
+    page = PAGE.read_text()
+    command = re.search(rf"^constrainx (launch {scheduler} .*)$", page, re.MULTILINE)[1]
+    assert constrainx(*shlex.split(command))[0] == 0
+    (file,) = (tmp_path / "jobs").iterdir()
+    excerpt = re.search(shown, page, re.MULTILINE | re.DOTALL)[1]
+    written = file.read_text()
+    # The check of the environment is left out on the page.
+    for part in excerpt.split("\n\n"):
+        assert part.strip() in written, part
 
 
 def test_own_recipes_are_launched_by_their_file(constrainx, tmp_path):
