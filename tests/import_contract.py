@@ -26,6 +26,7 @@ LAYERS = (
     "trainers",
     "plan",
     "recipes",
+    "launch",
     "cli",
 )
 

@@ -18,7 +18,7 @@ WORKSHOP = ("tests", "benchmarks", "docs")
 OURS = {"constrainx", *LIBRARY, *WORKSHOP}
 # Where the name to import is not the name to install.
 DISTRIBUTIONS = {"PIL": "pillow", "absl": "absl-py", "orbax": "orbax-checkpoint"}
-DISTRIBUTIONS |= {"griffe": "griffelib", "sklearn": "scikit-learn"}
+DISTRIBUTIONS |= {"griffe": "griffelib", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 class Found(NamedTuple):

@@ -140,6 +140,12 @@ def parse_with_fields(
     return parsed.options, recipe.but(**changed)
 
 
+def keep_others(kind: type, arguments: Sequence[str]) -> list[str]:
+    """The arguments that are no options of a dataclass, as they were written."""
+    _, others = tyro.cli(kind, args=list(arguments), return_unknown_args=True)
+    return others
+
+
 def list_flags(kind: Any, *, only: Collection[str] | None = None) -> list[str]:
     """The options of a dataclass, such as ``--save-every`` and ``--keep.last``.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from constrainx.cli._command import RecipeCommand
 from constrainx.cli._console import print_line
-from constrainx.cli._launch import launch
+from constrainx.cli._run_trainer import run_as_process
 
 if TYPE_CHECKING:
     from constrainx.recipes import Recipe
@@ -52,4 +52,4 @@ class Compare(RecipeCommand):
             page = write(comparison.runs(), out=out / "report")
             print_line(f"Table: {out / 'compare.md'}   Page: {page}")
 
-        launch(compare)
+        run_as_process(compare)

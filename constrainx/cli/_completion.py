@@ -32,6 +32,7 @@ class Completion(PlainCommand):
         lines = _write_function(
             options={name: command.list_flags() for name, command in commands.items()},
             with_recipe=[name for name, command in commands.items() if command.takes_recipe],
+            first={name: command.first_words for name, command in commands.items()},
             recipes={name: list_flags(recipe) for name, recipe in all_recipes().items()},
         )
         if self.shell == "zsh":
@@ -43,6 +44,7 @@ def _write_function(
     *,
     options: Mapping[str, Sequence[str]],
     with_recipe: Sequence[str],
+    first: Mapping[str, Sequence[str]],
     recipes: Mapping[str, Sequence[str]],
 ) -> list[str]:
     """A function in bash, which zsh runs as well.
@@ -50,21 +52,29 @@ def _write_function(
     Args:
         options: the options of each command.
         with_recipe: the commands whose first argument is a recipe.
+        first: the words that can stand before the recipe, for commands that have such.
         recipes: the options of each recipe.
     """
     return [
         "_constrainx() {",
-        '  local word="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" words=""',
+        '  local word="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" words="" at=2',
         '  if [ "$COMP_CWORD" -eq 1 ]; then',
         f'    COMPREPLY=($(compgen -W "{" ".join(options)}" -- "$word")); return',
         "  fi",
+        '  case "$command" in',
+        *(f'    {name}) words="{" ".join(said)}"; at=3 ;;' for name, said in first.items() if said),
+        "  esac",
+        '  if [ "$COMP_CWORD" -lt "$at" ]; then',
+        '    COMPREPLY=($(compgen -W "$words" -- "$word")); return',
+        "  fi",
         f'  local with_recipe=" {" ".join(with_recipe)} "',
-        '  if [ "$COMP_CWORD" -eq 2 ] && [[ "$with_recipe" == *" $command "* ]]; then',
+        '  if [ "$COMP_CWORD" -eq "$at" ] && [[ "$with_recipe" == *" $command "* ]]; then',
         f'    COMPREPLY=($(compgen -W "{" ".join(recipes)}" -- "$word") $(compgen -f -- "$word"))',
         "    return",
         "  fi",
         '  if [[ "$word" != -* ]]; then COMPREPLY=($(compgen -f -- "$word")); return; fi',
-        '  case "${COMP_WORDS[2]}" in',
+        '  words=""',
+        '  case "${COMP_WORDS[$at]}" in',
         *(f'    {name}) words="{" ".join(flags)}" ;;' for name, flags in recipes.items()),
         "  esac",
         '  case "$command" in',

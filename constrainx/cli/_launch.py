@@ -1,93 +1,133 @@
-"""Running a trainer from the command line, here or as one of several processes."""
+"""`constrainx launch`."""
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import pathlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from constrainx.cli._console import print_line, print_metrics, report_user_errors
+import tyro
+
+from constrainx.cli._arguments import keep_others, list_flags, take_subject
+from constrainx.cli._command import Command, read_with_recipe
+from constrainx.cli._console import print_line
+from constrainx.cli._run_trainer import name_run
+from constrainx.errors import ArgumentError, check_choice
+from constrainx.launch import Job, Kubernetes, Scheduler, SkyPilot, Slurm, submit
 
 if TYPE_CHECKING:
     from constrainx.recipes import Recipe
-    from constrainx.trainers import Result
+
+SCHEDULERS: dict[str, type] = {"slurm": Slurm, "kubernetes": Kubernetes, "skypilot": SkyPilot}
 
 
-def launch(
-    job: Callable[[], object], *, distributed: str | None = None, run: pathlib.Path | None = None
-) -> None:
-    """Runs the job here, or joins other processes and runs it as one of them.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch(Command):
+    """Write a job file that trains a recipe on many nodes, and submit it if asked to.
 
-    Args:
-        job: what to do, once JAX can be used.
-        distributed: how to join the other processes, see `constrainx.runtime.join`.
-        run: the run's folder, for the message when a process is lost.
+    Attributes:
+        nodes: how many.
+        gpus_per_node: how many each of them has; 0 for CPUs alone.
+        name: of the job; that of the recipe if left out.
+        run: the folder of the run; runs/RECIPE/METHOD-seedSEED, or the same on the shared volume,
+            if left out.
+        out: the file to write; one in the folder jobs if left out.
+        submit: whether to submit it, too.
+        wandb: whether to send metrics to Weights & Biases.
     """
-    from constrainx.runtime import keep_memory, supervise
 
-    keep_memory()
-    use_compilation_cache()
-    # Errors are reported inside, too, because the job may run in a child process.
-    with supervise(distributed, run=run), report_user_errors():
-        job()
+    takes_recipe: ClassVar[bool] = True
+    first_words: ClassVar[Sequence[str]] = tuple(SCHEDULERS)
 
+    nodes: int = 1
+    gpus_per_node: int = 8
+    name: str | None = None
+    run: pathlib.Path | None = None
+    out: pathlib.Path | None = None
+    submit: bool = False
+    wandb: bool = False
 
-def make_callbacks(recipe: Recipe, *, wandb: bool) -> list[Any]:
-    """The callbacks that options ask for."""
-    from constrainx.runtime import WeightsAndBiases
+    @classmethod
+    def list_flags(cls) -> list[str]:
+        """With those of all schedulers."""
+        kinds = (cls, *SCHEDULERS.values())
+        return list(dict.fromkeys(flag for kind in kinds for flag in list_flags(kind)))
 
-    return [WeightsAndBiases(project=recipe.name)] if wandb else []
-
-
-def finish(run: pathlib.Path, recipe: Recipe, result: Result) -> None:
-    """Writes the result of a run to its folder, and prints it.
-
-    Exits with code 1 if a checkpoint could not be written, although the run went on.
-    """
-    import jax
-
-    from constrainx.recipes import write_result
-    from constrainx.runtime import parse_violation_metric
-
-    record = write_result(run, recipe, result)
-    if jax.process_index() > 0:
-        return
-    if record is None:
-        is_saved = result.saved == result.step
-        what = "Saved" if is_saved else f"Stopped at step {result.step}. Saved"
-        where = (
-            f"{what} at step {result.saved}." if result.saved is not None else "Nothing was saved."
+    @classmethod
+    def start(cls, arguments: Sequence[str], *, name: str) -> None:
+        """Checks all options as `train` would, and passes those of the recipe on as written."""
+        about = f"one of {', '.join(SCHEDULERS)}"
+        word = take_subject(arguments, cls, command=name, metavar="SCHEDULER", about=about)
+        check_choice("scheduler", word, SCHEDULERS, owner=name)
+        kind = dataclasses.make_dataclass(
+            "Options",
+            [
+                ("launch", Annotated[cls, tyro.conf.arg(name="")]),
+                ("scheduler", Annotated[SCHEDULERS[word], tyro.conf.arg(name="")]),
+            ],
+            namespace={"__doc__": cls.__doc__},
         )
-        print_line(f"{where} To continue: constrainx resume {run}")
-    else:
-        title = f"{result.reason} at step {result.step}, {result.seconds:.0f} s"
-        print_metrics(title, record["metrics"])
-        print_line(f"Run: {run}   Plots: constrainx report {run}")
-        if any(parse_violation_metric(name) for name in record["metrics"]):
-            print_line(f"Do the constraints hold? constrainx certify {run}")
-    tell_unsaved(run, result)
+        # Recipes do not choose their devices here: the job uses all that its nodes have.
+        made: tuple[str, Any, Recipe] = read_with_recipe(
+            kind, arguments[1:], name=f"{name} {word}", without=("devices",)
+        )
+        recipe_name, options, recipe = made
+        options.launch.execute(
+            options.scheduler,
+            recipe,
+            recipe_name=recipe_name,
+            options=keep_others(kind, arguments[2:]),
+            written_by=" ".join(shlex.join(["constrainx", name, *arguments]).splitlines()),
+        )
+
+    def execute(
+        self,
+        scheduler: Scheduler,
+        recipe: Recipe,
+        *,
+        recipe_name: str,
+        options: Sequence[str],
+        written_by: str,
+    ) -> None:
+        """Writes the job file, and submits it or says how to.
+
+        Args:
+            scheduler: for which to write it.
+            recipe: what to train.
+            recipe_name: how `train` finds the recipe.
+            options: how its fields were given.
+            written_by: the whole command.
+        """
+        job = Job(
+            name=self.name or recipe.name,
+            recipe=recipe_name,
+            options=[*options, "--wandb"] if self.wandb else options,
+            run=self.run or scheduler.place(name_run(recipe)),
+            nodes=self.nodes,
+            gpus=self.gpus_per_node,
+            batch=getattr(recipe, "batch", None),
+            fsdp=recipe.fsdp,
+            written_by=written_by,
+        )
+        file = self.out or pathlib.Path("jobs") / f"{job.name}{scheduler.suffix}"
+        _write(file, scheduler.write(job))
+        if recipe.save_every is None:
+            print_line(
+                "Note: the run is saved only at its end and on SIGTERM, so one that is killed "
+                "starts over. `--save-every STEPS` saves on the way."
+            )
+        if self.submit:
+            print_line(f"Wrote {file}.")
+            submit(scheduler, file)
+        else:
+            print_line(f"Wrote {file}. Submit it: {shlex.join(scheduler.submission(file))}")
 
 
-def tell_unsaved(run: pathlib.Path, result: Result) -> None:
-    """Raises if checkpoints could not be written, although the run went on."""
-    from constrainx.runtime import CheckpointError
-
-    if not result.unsaved:
-        return
-    steps = ", ".join(map(str, result.unsaved))
-    newest = (
-        "there is no other" if result.saved is None else f"the newest is of step {result.saved}"
-    )
-    raise CheckpointError(
-        f"{run}: the checkpoints of steps {steps} could not be written; {newest}."
-    )
-
-
-def use_compilation_cache() -> None:
-    """Keeps compiled programs for the next time, unless JAX has been told where to."""
-    import jax
-
-    if not jax.config.values["jax_compilation_cache_dir"]:
-        base = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-        jax.config.update("jax_compilation_cache_dir", str(base / "constrainx" / "xla"))
+def _write(file: pathlib.Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    except OSError as error:
+        raise ArgumentError(f"`--out {file}` cannot be written: {error.strerror}.") from error

@@ -30,6 +30,7 @@ COMMANDS = {
     "verify": "_verify.Verify",
     "doctor": "_doctor.Doctor",
     "plan": "_plan.Plan",
+    "launch": "_launch.Launch",
     "soak": "_soak.Soak",
     "export": "_export.Export",
     "report": "_report.Report",

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from constrainx.cli._command import PlainCommand
 from constrainx.cli._console import print_line
-from constrainx.cli._launch import launch
+from constrainx.cli._run_trainer import run_as_process
 from constrainx.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Quickstart(PlainCommand):
         """Trains three methods, and prints a table and where the plots are."""
         if self.epochs < 1:
             raise ArgumentError(f"`--epochs` must be at least 1, got {self.epochs}.")
-        launch(self.compare)
+        run_as_process(self.compare)
 
     def compare(self, *, size: Size = "cpu") -> Results | None:
         """Trains the methods one after the other; returns None if it was asked to stop."""

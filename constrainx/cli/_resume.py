@@ -12,7 +12,7 @@ import tyro
 from constrainx.cli._arguments import find_value, list_flags, parse_with_fields, take_subject
 from constrainx.cli._command import Command, PlainCommand
 from constrainx.cli._console import print_metrics
-from constrainx.cli._launch import finish, launch, make_callbacks
+from constrainx.cli._run_trainer import finish, make_callbacks, run_as_process
 from constrainx.errors import ArgumentError
 
 WhichStep: TypeAlias = int | Literal["last", "best"]
@@ -87,7 +87,7 @@ class Resume(Command):
                 )
             finish(run, recipe, trainer.fit(on_signal="return"))
 
-        launch(resume, distributed=options.distributed, run=run)
+        run_as_process(resume, distributed=options.distributed, run=run)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

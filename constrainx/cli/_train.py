@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from constrainx.cli._command import RecipeCommand
 from constrainx.cli._console import print_line, print_metrics
-from constrainx.cli._launch import finish, launch, make_callbacks
+from constrainx.cli._run_trainer import finish, make_callbacks, name_run, run_as_process
 
 if TYPE_CHECKING:
     from constrainx.recipes import Recipe
@@ -22,6 +22,8 @@ class Train(RecipeCommand):
         run: the folder of the run; runs/RECIPE/METHOD-seedSEED if left out.
         resume_if_possible: if the folder holds this run already, whether to continue it, from its
             newest good checkpoint or, if it has none yet, from the start.
+        fail_if_stopped: whether to exit with code 75 instead of 0 if a signal asks the run to stop
+            before its end, so that a scheduler starts it again.
         distributed: "auto", or HOST:PORT,PROCESSES,INDEX, to join other processes.
         fast_dev_run: take two steps, evaluate one batch, and write nothing.
         wandb: whether to send metrics to Weights & Biases.
@@ -31,6 +33,7 @@ class Train(RecipeCommand):
 
     run: pathlib.Path | None = None
     resume_if_possible: bool = False
+    fail_if_stopped: bool = False
     distributed: str | None = None
     fast_dev_run: bool = False
     wandb: bool = False
@@ -38,12 +41,11 @@ class Train(RecipeCommand):
 
     def execute(self, recipe: Recipe) -> None:
         """Trains it, and writes and prints the result."""
-        default = pathlib.Path("runs") / recipe.name / f"{recipe.method}-seed{recipe.seed}"
-        run = self.run or default
+        run = self.run or name_run(recipe)
 
         def train() -> None:
-            from constrainx.recipes import build_trainer
-            from constrainx.runtime import Profile
+            from constrainx.recipes import build_trainer, was_asked_to_stop
+            from constrainx.runtime import STOPPED, Profile
 
             callbacks = make_callbacks(recipe, wandb=self.wandb)
             trainer = build_trainer(recipe, run=run, callbacks=callbacks)
@@ -57,8 +59,10 @@ class Train(RecipeCommand):
                 print_metrics("two steps ran without an error", result.metrics)
             else:
                 finish(run, recipe, result)
+                if self.fail_if_stopped and was_asked_to_stop(result):
+                    raise SystemExit(STOPPED)
 
-        launch(train, distributed=self.distributed, run=run)
+        run_as_process(train, distributed=self.distributed, run=run)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

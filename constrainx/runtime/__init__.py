@@ -3,6 +3,8 @@
 from constrainx.runtime._callback import Callback as Callback
 from constrainx.runtime._checkpoint import Checkpoints as Checkpoints
 from constrainx.runtime._checkpoint_error import CheckpointError as CheckpointError
+from constrainx.runtime._distributed import ABORTED as ABORTED
+from constrainx.runtime._distributed import STOPPED as STOPPED
 from constrainx.runtime._distributed import DistributedError as DistributedError
 from constrainx.runtime._distributed import join as join
 from constrainx.runtime._distributed import supervise as supervise

@@ -30,6 +30,8 @@ JOIN_SECONDS = 120
 SHUTDOWN_SECONDS = 3600
 # The exit code that a shell reports.
 ABORTED = 128 + signal.SIGABRT
+# Of a run that was asked to stop, if a scheduler is to start it again: EX_TEMPFAIL.
+STOPPED = 75
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # JAX's own variable, for process 0 behind an address that its machine does not have.
 BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
@@ -252,6 +254,7 @@ def _exit_with(error: BaseException) -> NoReturn:
         # A collective may fail as soon as a peer is gone. If that is the cause, JAX aborts this
         # process within the time below, and the parent explains what happened.
         time.sleep(2 * HEARTBEAT_SECONDS)
-    if not code and jax.distributed.is_initialized():
+    # All processes stop together, so nobody waits in vain.
+    if code in (None, 0, STOPPED) and jax.distributed.is_initialized():
         jax.distributed.shutdown()
     os._exit(code if isinstance(code, int) else int(code is not None))

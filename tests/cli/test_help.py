@@ -62,6 +62,10 @@ def test_completion_knows_commands_recipes_and_fields(constrainx, tmp_path):
         "--keep.every",
     ]
     assert complete("resume", "runs/mine", "--wan") == ["--wandb"]
+    assert complete("launch", "k") == ["kubernetes"]
+    assert complete("launch", "slurm", "o3") == ["o3-inertia"]
+    assert complete("launch", "slurm", "o3-inertia", "--part") == ["--partition"]
+    assert complete("launch", "slurm", "o3-inertia", "--gam") == ["--gamma"]
     assert complete("resume", "runs/mine", "--gam") == []
 
 

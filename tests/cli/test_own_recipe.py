@@ -142,6 +142,18 @@ def test_a_run_that_a_signal_ends_says_so_in_its_result(constrainx, own, tmp_pat
     assert "signal" not in result
 
 
+@pytest.mark.parametrize(("options", "expected"), [((), 0), (("--fail-if-stopped",), 75)])
+def test_a_scheduler_can_tell_a_stopped_run_from_one_that_has_ended(
+    constrainx, own, options, expected
+):
+    stopping = own.parent / "pack_of_mine/losses.py"
+    stopping.write_text(LOSSES + STOPPING)
+    train = ("train", own, "--devices", 1, "--run", "run", "--resume-if-possible", *options)
+    assert constrainx(*train)[0] == expected
+    # Its function sends a signal once.
+    assert constrainx(*train)[0] == 0
+
+
 def test_options_that_a_recipe_does_not_pass_on_are_an_error(constrainx, own, tmp_path):
     assert constrainx("train", own, "--devices", 1, "--run", "before")[0] == 0
     own.write_text(own.read_text().replace("self.settings(**options)", "self.settings()"))

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from constrainx.cli._launch import tell_unsaved
+from constrainx.cli._run_trainer import tell_unsaved
 from constrainx.recipes import read_recipe
 from constrainx.recipes.periodic_regression import PeriodicRegression
 from constrainx.runtime import CheckpointError, prepare_run_folder

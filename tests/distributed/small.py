@@ -2,7 +2,10 @@
 
 import json
 import os
+import pathlib
+import signal
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,7 @@ from flax import nnx
 
 import constrainx as cx
 from constrainx.models import MLP
+from constrainx.recipes.l0_imagenet import L0ImageNet
 from constrainx.runtime import Callback, RunError
 from constrainx.runtime import _distributed as distributed
 from constrainx.runtime import _sharding as sharding
@@ -103,6 +107,62 @@ def join_cluster():
         del os.environ[name]
     with distributed.supervise("auto"):
         pass
+
+
+class KilledAfter(Callback):
+    """Kills its process after a step, once the checkpoint of an earlier one is complete."""
+
+    def __init__(self, run, *, step, saved):
+        self.step, self.saved = step, pathlib.Path(run) / "checkpoints" / str(saved)
+
+    def on_log(self, step, metrics):
+        if step == self.step:
+            while not self.saved.exists():
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sparse_trainer(*, callbacks=(), run=None, **layout):
+    """A small Swin on half of its weights, on made-up images."""
+    # In bfloat16 rounding decides which weights are the most important ones.
+    recipe = L0ImageNet(
+        size="smoke", data="synthetic", precision="float32", save_every=2, log_every=1, **layout
+    )
+    return recipe.trainer(run=run, callbacks=callbacks, progress=False)
+
+
+def train_sparse(spec, run):
+    """One process of a sparse run that is killed on its way."""
+    sharding.SMALLEST_SPLIT = SPLIT
+    with distributed.supervise(spec, run=run):
+        killed = KilledAfter(run, step=6, saved=4)
+        sparse_trainer(callbacks=[killed], run=run, fsdp=4).fit()
+
+
+def hold_parts(spec, run):
+    """What one process holds of the large arrays: at the start, when trained, and restored."""
+    sharding.SMALLEST_SPLIT = SPLIT
+    with distributed.supervise(spec, run=run):
+        layout = {"fsdp": len(jax.devices())}
+        first = trainer(run=run, steps=2, **layout)
+        held = [shares(first.state)]
+        first.fit()
+        second = trainer(run=run, steps=2, **layout)
+        second.restore()
+        held += [shares(first.state), shares(second.state)]
+        restored = zip(jax.tree.leaves(first.state), jax.tree.leaves(second.state), strict=True)
+        is_same = all(
+            np.array_equal(one.data, other.data)
+            for mine, yours in restored
+            for one, other in zip(mine.addressable_shards, yours.addressable_shards, strict=True)
+        )
+        sys.stdout.write(json.dumps({"held": held, "is_same": is_same}) + "\n")
+
+
+def shares(state):
+    """Which share of each large array this process holds."""
+    large = [leaf for leaf in jax.tree.leaves(state) if leaf.size >= SPLIT]
+    return [sum(shard.data.size for shard in leaf.addressable_shards) / leaf.size for leaf in large]
 
 
 def main(spec, run, steps, action):

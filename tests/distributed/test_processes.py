@@ -55,11 +55,11 @@ class Child:
 
 
 @contextlib.contextmanager
-def start(run, steps, *, action="", present=2, port=None):
+def start(run, *arguments, function=small.main, present=2, port=None):
     """The processes of a run of two, of which ``present`` are started; none survives the block."""
     address = f"localhost:{port or free_port()}"
     children = [
-        Child(small.main, f"{address},2,{index}", str(run), steps, action, folder=run.parent)
+        Child(function, f"{address},2,{index}", str(run), *arguments, folder=run.parent)
         for index in range(present)
     ]
     try:
@@ -98,7 +98,7 @@ def checkpoints(run):
 def test_two_processes_give_the_same_run_as_one(tmp_path, monkeypatch):
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", small.SPLIT)
     run = tmp_path / "run"
-    with start(run, 20) as children:
+    with start(run, 20, "") as children:
         first, second = (wait_for_exit(child) for child in children)
     alone = small.losses(devices=1, steps=30)
     listener = small.Losses()
@@ -129,9 +129,43 @@ def resume(run, steps, *, devices):
     return listener.values
 
 
+def test_a_killed_sparse_run_resumes_in_one_process_to_the_same_numbers(tmp_path):
+    """Two processes with two devices each are killed; one with four goes on."""
+    run = tmp_path / "run"
+    with start(run, function=small.train_sparse) as (first, second):
+        code, _, said = first.wait(timeout=300)
+        assert code == 128 + signal.SIGKILL, said[-3000:]
+        second.send_signal(signal.SIGKILL)
+        second.wait()
+    assert checkpoints(run)[-1] == 4
+    losses = small.Losses()
+    undisturbed = small.sparse_trainer(callbacks=[losses], devices=4)
+    expected = undisturbed.fit().metrics
+    resumed_losses = small.Losses()
+    resumed = small.sparse_trainer(callbacks=[resumed_losses], run=run, devices=4)
+    assert resumed.restore() == 4
+    metrics_of_resumed = resumed.fit().metrics
+    assert resumed_losses.values == pytest.approx(losses.values[4:], rel=1e-5)
+    assert metrics_of_resumed == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    for mine, other in zip(
+        jax.tree.leaves(resumed.state), jax.tree.leaves(undisturbed.state), strict=True
+    ):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def test_no_process_holds_all_of_a_large_array(tmp_path):
+    with start(tmp_path / "run", function=small.hold_parts) as children:
+        found = [wait_for_exit(child) for child in children]
+    for one in found:
+        at_the_start, trained, restored = one["held"]
+        # Two kernels, each with two moments, half of each in either process.
+        assert at_the_start == trained == restored == [0.5] * 6
+        assert one["is_same"]
+
+
 def test_a_signal_to_one_process_stops_both_at_the_same_step(tmp_path):
     run = tmp_path / "run"
-    with start(run, 1_000_000) as children:
+    with start(run, 1_000_000, "") as children:
         wait_for_step(run, 20)
         children[1].send_signal(signal.SIGTERM)
         first, second = (wait_for_exit(child) for child in children)
@@ -160,7 +194,7 @@ def test_ctrl_c_in_one_process_reaches_all(monkeypatch):
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_process_that_loses_its_peer_says_how_to_resume(tmp_path, victim):
     run = tmp_path / "run"
-    with start(run, 1_000_000, action="short heartbeats") as children:
+    with start(run, 1_000_000, "short heartbeats") as children:
         wait_for_step(run, 25)
         children[victim].send_signal(signal.SIGKILL)
         code, _, said = children[1 - victim].wait()
@@ -173,7 +207,7 @@ def test_a_process_that_loses_its_peer_says_how_to_resume(tmp_path, victim):
 
 
 def test_peers_that_do_not_fit_together_are_refused_by_all(tmp_path):
-    with start(tmp_path / "run", 1, action="misfits") as children:
+    with start(tmp_path / "run", 1, "misfits") as children:
         first, second = (wait_for_exit(child) for child in children)
     assert (
         "process 1 was started with other settings: seed is 1 there and 0 in process 0" in first[0]
@@ -187,7 +221,7 @@ def test_peers_that_do_not_fit_together_are_refused_by_all(tmp_path):
 
 
 def test_peers_that_never_come_are_not_waited_for_long(tmp_path):
-    with start(tmp_path / "run", 20, action="impatient", present=1) as (child,):
+    with start(tmp_path / "run", 20, "impatient", present=1) as (child,):
         code, _, error = child.wait()
     assert code == distributed.ABORTED
     assert "did not find each other within 2 s. Start all 2 processes at localhost:" in error
@@ -196,7 +230,7 @@ def test_peers_that_never_come_are_not_waited_for_long(tmp_path):
 
 def test_a_signal_ends_the_wait_for_peers_with_a_sentence(tmp_path):
     port = free_port()
-    with start(tmp_path / "run", 20, present=1, port=port) as (child,):
+    with start(tmp_path / "run", 20, "", present=1, port=port) as (child,):
         wait_for_port(port)
         child.send_signal(signal.SIGTERM)
         code, _, error = child.wait()
