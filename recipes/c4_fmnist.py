@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -66,6 +67,9 @@ class C4FMNIST(Recipe):
         channels: whether channels are "permuted" along with the pixels, or "stay" as in the paper.
         constrained_by: how the constraint acts.
         on: whether it is a constraint on the "kernels", or on the features of "images".
+        pretrained: the fraction of the steps before the constraint on kernels begins; from then on
+            it grows tighter by a schedule. At 0 the network begins on the constraint.
+        pull: the γ with which it begins; it has grown to 1 when half of the steps left are taken.
         turned: whether to rotate training images at random by quarter turns.
         frames: whether to average logits over the rotations of an image, also in training.
         examples: how many images of a batch the constraint on images looks at.
@@ -79,6 +83,7 @@ class C4FMNIST(Recipe):
     name: ClassVar[str] = "c4-fmnist"
     methods: ClassVar = {
         "kernels": {"constrained_by": "nullspace", "on": "kernels"},
+        "annealed": {"constrained_by": "nullspace", "on": "kernels", "pretrained": 0.5},
         "plain": {},
         "rows": {"constrained_by": "nullspace", "rows": 16},
         "paper": PAPER,
@@ -116,6 +121,8 @@ class C4FMNIST(Recipe):
     channels: Literal["permuted", "stay"] = "permuted"
     constrained_by: MethodName = "none"
     on: Literal["kernels", "images"] = "images"
+    pretrained: float = 0.0
+    pull: float = 1e-3
     turned: bool = False
     frames: bool = False
     examples: int = 32
@@ -130,9 +137,9 @@ class C4FMNIST(Recipe):
         steps = steps_of(epochs=self.epochs, examples=len(train["y"]), batch=self.batch)
         rate = self.learning_rate
         schedule = optax.cosine_decay_schedule(rate, steps) if self.decay else rate
-        constraint = self.constraint()
+        constraint = self.constraint(steps)
         model = LeNet(channels=(self.width, 2 * self.width), rngs=nnx.Rngs(self.seed))
-        if isinstance(constraint, EquivariantKernels) and self.constrained_by != "none":
+        if isinstance(constraint, EquivariantKernels) and self.begins_on_constraint:
             constraint.impose(model)
         return Trainer(
             model=model,
@@ -163,14 +170,20 @@ class C4FMNIST(Recipe):
             "paper": {"error": "0.147 ± 0.004", "violation": "0.27 ± 0.12"},
         }
 
-    def constraint(self) -> Constraint:
+    def constraint(self, steps: int = 1) -> Constraint:
         """The features turn with the image: by the kernels, or at the images of a batch."""
         turned = self.features_turn_by
         if self.on == "kernels":
+            layers = (("first", Image(), turned), ("second", turned, turned))
+            if not self.pretrained:
+                return EquivariantKernels(GROUP, layers, placement="gradient", name="turns")
+            start = round(self.pretrained * steps)
             return EquivariantKernels(
                 GROUP,
-                (("first", Image(), turned), ("second", turned, turned)),
-                placement="gradient",
+                layers,
+                start=start,
+                gamma=tighten(self.pull, start=start, end=(start + steps) // 2),
+                placement="twice",
                 name="turns",
             )
         return Equivariance(
@@ -183,6 +196,11 @@ class C4FMNIST(Recipe):
             placement="gradient",
             name="turns",
         )
+
+    @property
+    def begins_on_constraint(self) -> bool:
+        """Whether kernels are averaged over the group before the first step."""
+        return self.constrained_by != "none" and not self.pretrained
 
     @property
     def features_turn_by(self) -> Representation:
@@ -255,6 +273,13 @@ def average_turns(model: Any, x: Float[Array, "batch h w c"]) -> Float[Array, "b
 def is_wrong_on_average(model: Any, batch: dict[str, Array]) -> Float[Array, " batch"]:
     """Whether the logits, averaged over rotations, are largest for another class."""
     return is_wrong(lambda x: average_turns(model, x), batch)
+
+
+def tighten(first: float, *, start: int, end: int) -> Callable[[Any], Any]:
+    """A schedule of γ that grows from its first value to 1 by equal factors."""
+    return optax.exponential_decay(
+        first, max(end - start, 1), 1 / first, transition_begin=start, end_value=1.0
+    )
 
 
 def turn_at_random(batch: dict[str, Array], key: Array) -> dict[str, Array]:

@@ -23,6 +23,7 @@ METHODS = [(name, method) for name, recipe in all_recipes().items() for method i
 # How the constraints of each method act. Those that are not listed have no constraints.
 ACTS = {
     ("c4-fmnist", "kernels"): "nullspace",
+    ("c4-fmnist", "annealed"): "nullspace",
     ("c4-fmnist", "rows"): "nullspace",
     ("c4-fmnist", "paper"): "nullspace",
     ("c4-fmnist", "penalty"): "penalty",
