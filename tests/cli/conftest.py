@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from constrainx import runtime
 from constrainx.cli import _run_trainer, main
 from constrainx.recipes import write_result
 from constrainx.recipes.o3_inertia import O3Inertia
@@ -15,6 +16,7 @@ def constrainx(tmp_path, monkeypatch, capsys):
     """Runs a command in an empty folder; returns its exit code and what it wrote."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_run_trainer, "use_compilation_cache", lambda: None)
+    monkeypatch.setattr(runtime, "keep_memory", lambda: None)
     monkeypatch.setenv("COLUMNS", "100")
     # What a program may set for good, a test puts back.
     logger = logging.getLogger("constrainx")
