@@ -27,7 +27,7 @@ COMMANDS = {
         for name in ("8gaussian", "spirals", "checkerboard")
     },
     "c4-fmnist": (
-        ["c4-fmnist", "--methods", "kernels", "plain", "penalty", "augmentation"],
+        ["c4-fmnist", "--methods", "kernels", "annealed", "plain", "penalty", "augmentation"],
         "kernels-seed0/picture.png",
     ),
     "l0-cifar10": (
