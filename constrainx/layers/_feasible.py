@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from constrainx.constraints import OutputConstraint, as_count, constraints_of
+from constrainx.constraints import Constraint, OutputConstraint, as_count, constraints_of
 from constrainx.errors import ArgumentError, ArgumentTypeError
 from constrainx.layers._nearest import find_nearest
 from constrainx.linalg import Solver
@@ -36,7 +36,8 @@ class Feasibility(NamedTuple):
         nearest: whether the output is the nearest one to what the model inside returned, to
             rounding. If not, it may satisfy the constraints all the same, but gradients through it
             are approximate.
-        moved: how far the output is from what the model inside returned.
+        moved: how far the output is from what the model inside returned; its square, in a loss,
+            brings that closer to the constraints.
     """
 
     output: PyTree[Float[Array, "batch ..."]]
@@ -73,6 +74,10 @@ class Feasible(nnx.Module):
     at a nearest point near by. Examples are independent of each other. Gradients follow from the
     optimality conditions, by one more least-squares solve. It is a module like any other: train it,
     save it, put it into a larger one.
+
+    An output in a corner, held by as many rows as it has entries, stays there if the model inside
+    changes a little, so no gradient comes through. A small multiple of ``check(x).moved ** 2`` in
+    the loss leads the model out again.
 
     >>> import jax.numpy as jnp, constrainx as cx
     >>> from flax import nnx
@@ -185,10 +190,16 @@ def _project(
             violations,
             found.iterations,
             found.optimal,
-            jnp.linalg.norm(jax.lax.stop_gradient(found.y - target)),
+            _measure_length(found.y - target),
         )
 
     return jax.vmap(project_one)(x, output)
+
+
+def _measure_length(vector: Float[Array, " n"]) -> Float[Array, ""]:
+    """The norm, with a gradient of zero where it is zero."""
+    squared = jnp.sum(jnp.square(vector))
+    return jnp.where(squared > 0, jnp.sqrt(jnp.where(squared > 0, squared, 1)), 0)
 
 
 def _check_constraints(given: Any, model: nnx.Module) -> tuple[OutputConstraint, ...]:
@@ -196,7 +207,7 @@ def _check_constraints(given: Any, model: nnx.Module) -> tuple[OutputConstraint,
     if given is None:
         attached = [found.constraint for found in constraints_of(model) if not found.path]
         given = [one for one in attached if isinstance(one, OutputConstraint)]
-    constraints = (given,) if isinstance(given, OutputConstraint) else tuple(given)
+    constraints = (given,) if isinstance(given, Constraint) else tuple(given)
     if not constraints:
         raise ArgumentError(
             "`Feasible(constraints=...)` needs at least one constraint: pass `OutputEquals` or "

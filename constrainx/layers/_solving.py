@@ -28,7 +28,7 @@ class Solving:
     """
 
     solver: Solver | None = None
-    passes: int = 3
+    passes: int = 2
 
     def find_least_norm(
         self,
