@@ -181,9 +181,7 @@ def _project(
             constraint.label: jnp.max(constraint.measure(excess))
             for constraint, excess in zip(constraints, evaluate(x, found.y), strict=True)
         }
-        met = [
-            violations[constraint.label] <= constraint.tolerance for constraint in constraints
-        ]
+        met = [violations[constraint.label] <= constraint.tolerance for constraint in constraints]
         return Feasibility(
             unflatten(found.y),
             jnp.all(jnp.stack(met)),

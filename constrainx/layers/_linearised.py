@@ -13,7 +13,6 @@ from constrainx.layers._active import solve_bounded_dense
 from constrainx.layers._solving import Solving, choose_damping
 
 
-
 class Linearised(NamedTuple):
     """Constraints to first order about a point: c + J (y − point), equalities first.
 
@@ -79,14 +78,10 @@ def linearise(
     inner = at_most
     if equalities and len(at_most):
         inner = jax.vmap(lambda row: row - solving.find_least_norm(equal, equal @ row))(at_most)
-    return Linearised(
-        point, values[:equalities], values[equalities:], equal, at_most, inner, scale
-    )
+    return Linearised(point, values[:equalities], values[equalities:], equal, at_most, inner, scale)
 
 
-def solve_quadratic(
-    at: Linearised, target: Float[Array, " n"], solving: Solving
-) -> Quadratic:
+def solve_quadratic(at: Linearised, target: Float[Array, " n"], solving: Solving) -> Quadratic:
     """The nearest point to the target at which the linearised constraints hold.
 
     Where they contradict each other, the equalities come first, and the rest is nearly a

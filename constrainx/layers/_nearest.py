@@ -101,7 +101,7 @@ def find_nearest(
             change = jnp.concatenate([outer, inner])
         else:
             dy, change = solve_optimality(here, at, multipliers, active, wish, right)
-        zero = functools.partial(np.zeros, dtype=jax.dtypes.float0)
+        zero: Any = functools.partial(np.zeros, dtype=jax.dtypes.float0)
         return found, Found(
             dy,
             change * at.scale,
