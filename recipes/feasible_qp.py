@@ -1,6 +1,6 @@
 """A network that solves quadratic programs, and whose every answer satisfies their constraints.
 
-    constrainx compare feasible-qp --size cpu --seeds 3
+    constrainx compare feasible-qp --size cpu
 
 The benchmark of Donti, Rolnick and Kolter (DC3, 2021), with the very numbers of their repository:
 minimise ½ yᵀQ y + pᵀy over 100 variables, under 50 equalities A y = x and 50 inequalities G y ≤ h,
@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -87,7 +86,7 @@ class FeasibleQp(Recipe):
         "gap": "gap (%)",
         "largest equality": "largest equality",
         "largest inequality": "largest inequality",
-        "batch seconds": "seconds a batch",
+        "met": "inputs met to 1e-5",
     }
 
     objective: Objective = "quadratic"
@@ -137,11 +136,9 @@ class FeasibleQp(Recipe):
         return draw_problem(*sizes)
 
     def measure(self, model: Any) -> dict[str, float]:
-        """Measures objective, gap, violations and time on the test inputs, in one batch."""
+        """Measures objective, gap and violations on the test inputs, in float64."""
         problem, x = self.problem, jnp.asarray(self._split()[1])
-        answer = nnx.jit(self._enclose(model) if self.projected else model)
-        y = np.asarray(answer(x), np.float64)
-        seconds = min(_measure_time(lambda: answer(x)) for _ in range(5))
+        y = np.asarray(self._answer(model, x), np.float64)
         value = float(jnp.mean(self._value(y)))
         best = float(np.mean(self._value(self._optima())))
         equality = np.abs(y @ problem.A.T - np.asarray(x))
@@ -154,7 +151,7 @@ class FeasibleQp(Recipe):
             "mean equality": float(equality.mean()),
             "largest inequality": float(inequality.max()),
             "mean inequality": float(inequality.mean()),
-            "batch seconds": seconds,
+            "met": float(np.mean(np.maximum(equality.max(1), inequality.max(1)) <= 1e-5)),
         }
 
     def remarks(self, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -174,7 +171,7 @@ class FeasibleQp(Recipe):
     def draw(self, model: Any, path: pathlib.Path) -> None:
         """Draws the objective of each test input against its optimum."""
         x = jnp.asarray(self._split()[1])
-        y = (self._enclose(model) if self.projected else model)(x)
+        y = self._answer(model, x)
         best = np.asarray(self._value(self._optima()))
         figure = Figure(figsize=(4.5, 4), layout="constrained")
         axes = figure.subplots()
@@ -186,6 +183,9 @@ class FeasibleQp(Recipe):
 
     def _enclose(self, network: nnx.Module) -> Feasible:
         return Feasible(network, self.problem.constraints())
+
+    def _answer(self, model: nnx.Module, x: Float[Array, "batch inputs"]) -> Any:
+        return nnx.jit(self._enclose(model) if self.projected else model)(x)
 
     def _loss(self, model: Any, batch: dict[str, Array]) -> Float[Array, ""]:
         if not self.inside:
@@ -296,9 +296,3 @@ class _Second(nnx.Module):
 
 def _multiply(matrix: np.ndarray, y: Array) -> Array:
     return jnp.matmul(jnp.asarray(matrix, y.dtype), y, precision="highest")
-
-
-def _measure_time(run: Any) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - start

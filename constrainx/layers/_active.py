@@ -74,10 +74,10 @@ class _Blocks(NamedTuple):
 def _exchange_blocks(system: _System) -> _Blocks:
     """Block principal pivoting.
 
-    Solves for the rows that are free, and lets all rows whose sign is wrong change sides at once, be
-    it a negative λ of a free row or a violated row that is not free. (Portugal, Júdice and Vicente,
-    "A comparison of block pivoting and interior-point algorithms for linear least squares problems
-    with nonnegative variables", 1994.)
+    Solves for the rows that are free, and lets all rows whose sign is wrong change sides at once,
+    be it a negative λ of a free row or a violated row that is not free. (Portugal, Júdice and
+    Vicente, "A comparison of block pivoting and interior-point algorithms for linear least squares
+    problems with nonnegative variables", 1994.)
     """
     rows = len(system.right)
 
