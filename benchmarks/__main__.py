@@ -9,6 +9,7 @@ from benchmarks import (
     adjoint,
     conditioning,
     crossover,
+    feasible,
     images,
     lenet,
     loop,
@@ -26,6 +27,7 @@ BENCHMARKS = {
     "adjoint": adjoint.run,
     "conditioning": conditioning.run,
     "crossover": crossover.run,
+    "feasible": feasible.run,
     "images": images.run,
     "lenet": lenet.run,
     "loop": loop.run,
@@ -54,7 +56,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog="adjoint: time and memory of value and gradient. conditioning: accuracy against "
         "iterations, and against the condition number. solve: time of one solve on 50 million "
         "parameters, and what LSMR adds to its products with A. crossover: Gram matrix against "
-        "iterations for growing numbers of rows. images: augmented images a second, without a "
+        "iterations for growing numbers of rows. feasible: outputs that are moved to where "
+        "constraints hold, a batch at a time. images: augmented images a second, without a "
         "model. lenet: a row an image through convolutions. "
         "loop: the trainer against a loop written by hand. "
         "step: what constraints add to a training step. sweep: rows and γ on o3-inertia. "

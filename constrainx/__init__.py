@@ -18,6 +18,9 @@ from constrainx.constraints import JacobianSymmetry as JacobianSymmetry
 from constrainx.constraints import MaskBudget as MaskBudget
 from constrainx.constraints import Norm as Norm
 from constrainx.constraints import Orthogonality as Orthogonality
+from constrainx.constraints import OutputAtMost as OutputAtMost
+from constrainx.constraints import OutputConstraint as OutputConstraint
+from constrainx.constraints import OutputEquals as OutputEquals
 from constrainx.constraints import Reduction as Reduction
 from constrainx.constraints import Sketch as Sketch
 from constrainx.constraints import UnitNorm as UnitNorm
@@ -29,6 +32,9 @@ from constrainx.constraints import masks as masks
 from constrainx.constraints import prune as prune
 from constrainx.constraints import representations as representations
 from constrainx.errors import UserError as UserError
+from constrainx.layers import Feasibility as Feasibility
+from constrainx.layers import Feasible as Feasible
+from constrainx.layers import UnmetWarning as UnmetWarning
 from constrainx.linalg import CG as CG
 from constrainx.linalg import LSMR as LSMR
 from constrainx.linalg import QR as QR

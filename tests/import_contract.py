@@ -17,6 +17,7 @@ LAYERS = (
     "errors",
     "linalg",
     "constraints",
+    "layers",
     "step",
     "data",
     "runtime",

@@ -70,7 +70,7 @@ def test_paths_on_the_page_about_the_architecture_exist():
         for path in paths
         if not (ROOT / path).exists() and not (ROOT / "constrainx" / path).exists()
     ]
-    assert set(missing) <= {"layers/"}  # a room that is planned
+    assert not missing
 
 
 def test_the_tree_on_the_page_about_the_architecture_is_the_one_there_is():

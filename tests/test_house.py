@@ -103,7 +103,7 @@ def test_rooms_keep_the_import_contract():
         ),
         pytest.param({"linalg/solve.py": ""}, "public file: constrainx.linalg.solve", id="public"),
         pytest.param(
-            {"layers/_a.py": ""}, "room without a place in `LAYERS`: layers", id="unordered room"
+            {"attic/_a.py": ""}, "room without a place in `LAYERS`: attic", id="unordered room"
         ),
         pytest.param(
             {

@@ -22,8 +22,12 @@ from constrainx.constraints._inequality import AtMost as AtMost
 from constrainx.constraints._jacobian_symmetry import JacobianSymmetry as JacobianSymmetry
 from constrainx.constraints._live import find_live_inputs as find_live_inputs
 from constrainx.constraints._mask_budget import MaskBudget as MaskBudget
+from constrainx.constraints._numbers import as_count as as_count
 from constrainx.constraints._numbers import as_gamma as as_gamma
 from constrainx.constraints._numbers import as_number as as_number
+from constrainx.constraints._output import OutputAtMost as OutputAtMost
+from constrainx.constraints._output import OutputConstraint as OutputConstraint
+from constrainx.constraints._output import OutputEquals as OutputEquals
 from constrainx.constraints._prune import prune as prune
 from constrainx.constraints._view import reseed_streams as reseed_streams
 from constrainx.constraints._weights import Orthogonality as Orthogonality

@@ -34,6 +34,8 @@ COMMANDS = {
         ["l0-cifar10", "--seeds", "3", "--methods", "learned", "gradual", "one-shot"],
         "seed0/metrics.png",
     ),
+    "feasible-qp": (["feasible-qp"], "feasible-seed0/picture.png"),
+    "feasible-qp-sine": (["feasible-qp", "--objective", "sine"], "feasible-seed0/picture.png"),
     "gp-calibration": (["gp-calibration", "--seeds", "10"], "predictive-seed0/picture.png"),
     "periodic-regression": (["periodic-regression", "--seeds", "3"], "nullspace-seed0/picture.png"),
     "invariant-digits": (["invariant-digits", "--seeds", "3"], CURVES),

@@ -30,6 +30,8 @@ ACTS = {
     ("c4-fmnist", "penalty-strong"): "penalty",
     ("conservative-score", "nullspace"): "nullspace",
     ("conservative-score", "paper"): "nullspace",
+    ("feasible-qp", "penalty"): "penalty",
+    ("feasible-qp", "penalty-projected"): "penalty",
     ("invariant-digits", "nullspace"): "nullspace",
     ("invariant-digits", "penalty"): "penalty",
     ("l0-cifar10", "learned"): "nullspace",
