@@ -12,6 +12,7 @@ from benchmarks import (
     images,
     lenet,
     loop,
+    peers,
     report,
     solve,
     step,
@@ -28,6 +29,7 @@ BENCHMARKS = {
     "images": images.run,
     "lenet": lenet.run,
     "loop": loop.run,
+    "peers": peers.run,
     "solve": solve.run,
     "step": step.run,
     "sweep": sweep.run,
@@ -55,6 +57,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "iterations for growing numbers of rows. images: augmented images a second, without a "
         "model. lenet: a row an image through convolutions. "
         "loop: the trainer against a loop written by hand. "
+        "peers: the null-space step against other solvers and methods, drawn. "
         "step: what constraints add to a training step. sweep: rows and γ on o3-inertia. "
         "swin: what masks and a budget add to a step of Swin-S. "
         "toy: where penalty, Lagrangian and null space end, drawn.",
