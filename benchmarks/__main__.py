@@ -9,6 +9,7 @@ from benchmarks import (
     adjoint,
     conditioning,
     crossover,
+    growth,
     images,
     lenet,
     loop,
@@ -19,6 +20,7 @@ from benchmarks import (
     sweep,
     swin,
     toy,
+    twice,
 )
 from constrainx.errors import did_you_mean
 
@@ -26,6 +28,7 @@ BENCHMARKS = {
     "adjoint": adjoint.run,
     "conditioning": conditioning.run,
     "crossover": crossover.run,
+    "growth": growth.run,
     "images": images.run,
     "lenet": lenet.run,
     "loop": loop.run,
@@ -35,6 +38,7 @@ BENCHMARKS = {
     "sweep": sweep.run,
     "swin": swin.run,
     "toy": toy.run,
+    "twice": twice.run,
 }
 
 
@@ -54,13 +58,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         epilog="adjoint: time and memory of value and gradient. conditioning: accuracy against "
         "iterations, and against the condition number. solve: time of one solve on 50 million "
         "parameters, and what LSMR adds to its products with A. crossover: Gram matrix against "
-        "iterations for growing numbers of rows. images: augmented images a second, without a "
+        "iterations for growing numbers of rows. growth: time and memory of a step against "
+        "parameters, rows and batch, drawn. images: augmented images a second, without a "
         "model. lenet: a row an image through convolutions. "
         "loop: the trainer against a loop written by hand. "
         "peers: the null-space step against other solvers and methods, drawn. "
         "step: what constraints add to a training step. sweep: rows and γ on o3-inertia. "
         "swin: what masks and a budget add to a step of Swin-S. "
-        "toy: where penalty, Lagrangian and null space end, drawn.",
+        "toy: where penalty, Lagrangian and null space end, drawn. "
+        "twice: what projecting gradient and update adds to Adam on 50 million parameters.",
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{_list_names()}; all if left out"

@@ -44,7 +44,19 @@ def best_times(
 
 def temporary_bytes(function: jax.stages.Compiled) -> int:
     """The peak memory of a call besides its arguments and results, as XLA has planned it."""
+    return _analyse(function).temp_size_in_bytes
+
+
+def count_bytes(function: jax.stages.Compiled) -> int:
+    """The memory of a call with its arguments and results, as XLA has planned it."""
+    found = _analyse(function)
+    shared = found.alias_size_in_bytes  # an argument that becomes a result
+    ends = found.argument_size_in_bytes + found.output_size_in_bytes - shared
+    return ends + found.temp_size_in_bytes
+
+
+def _analyse(function: jax.stages.Compiled) -> Any:
     analysis = function.memory_analysis()
     if analysis is None:
         raise RuntimeError(f"the backend {jax.default_backend()!r} does not report its memory")
-    return analysis.temp_size_in_bytes
+    return analysis

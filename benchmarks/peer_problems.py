@@ -55,15 +55,19 @@ class Problem:
 
 def all_problems(*, quick: bool) -> Iterator[Problem]:
     """The problems one by one, so that each can be forgotten before the next is built."""
-    for size in (1_000, 10_000) if quick else (1_000_000, 10_000_000, 100_000_000):
+    if quick:
+        yield scalar_budget(1_000)
+        yield scalar_budget(10_000)
+        return
+    for size in (1_000_000, 10_000_000, 100_000_000):
         yield scalar_budget(size)
-    for reduce in ("mean",) if quick else ("mean", "none"):
-        yield inertia(reduce, width=16 if quick else 384, examples=8 if quick else 128)
-    for rows in (4,) if quick else (48, 384, 1536):
-        yield turned_images(rows)
-    yield sparse_swin(tiny=quick)
-    for rows in (16,) if quick else (64, 256, 1024):
+    for reduce in ("mean", "none"):
+        yield inertia(reduce, width=384, examples=128)
+    yield sparse_swin()
+    for rows in (64, 256, 1024):
         yield boundary(rows)
+    for rows in (48, 192, 1536):
+        yield turned_images(rows)
 
 
 def scalar_budget(size: int) -> Problem:
@@ -140,10 +144,9 @@ def turned_images(rows: int) -> Problem:
     return _network_problem(f"(c) C4, LeNet, {rows} rows", model, loss, constraint, batch)
 
 
-def sparse_swin(*, tiny: bool) -> Problem:
+def sparse_swin() -> Problem:
     """Half of the weights of Swin-T, by masks; the loss is a stand-in for a backward pass."""
-    sizes: dict[str, Any] = {"size": 32, "width": 8, "depths": (2, 2), "heads": (1, 2), "window": 4}
-    model = Swin(**sizes, rngs=nnx.Rngs(0)) if tiny else Swin.tiny(rngs=nnx.Rngs(0))
+    model = Swin.tiny(rngs=nnx.Rngs(0))
     cx.masks.add_masks(model)
     constraints = cx.compose(cx.MaskBudget(0.5, gamma=GAMMA), model=model)
     parameters = nnx.state(model, cx.masks.MaskProbability)

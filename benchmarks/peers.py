@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 
 from benchmarks import report
-from benchmarks.measure import compile_for
+from benchmarks.measure import compile_for, count_bytes
 from benchmarks.peer_methods import MOST_ITERATIONS, RTOL, Contestant, Step, all_contestants
 from benchmarks.peer_problems import GAMMA, Problem, all_problems
 from benchmarks.report import Goal, Report, Table
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
         iterations: of the solver in the first step.
         residual: ‖J u + γ c‖ after the solve, relative to before.
         violation: the root mean square of c after a fixed time.
-        steps: how many that were.
+        steps: how many that were, at least one.
         is_exact: whether it solves the linear system.
     """
 
@@ -79,42 +79,40 @@ def run(*, quick: bool) -> Report:
 def _measure(problem: Problem, seconds: float, rounds: int) -> dict[str, Measured]:
     flat, unravel = ravel_pytree(problem.parameters)
     contestants = all_contestants(problem)
-    steps, starts, best = {}, {}, {}
-    for name, contestant in contestants.items():
-        start = (flat if contestant.is_flat else problem.parameters, contestant.memory)
-        steps[name], starts[name] = compile_for(contestant.step, *start), start
-        jax.block_until_ready(steps[name](*start))
-        best[name] = _time(steps[name], start)
-    for _ in range(rounds - 1):
-        for name, step in steps.items():
-            if best[name] < SLOW:
-                best[name] = min(best[name], _time(step, starts[name]))
     residual = jax.jit(lambda p, u: _residual(problem, p, u))
     violation = jax.jit(lambda p: jnp.sqrt(jnp.mean(problem.rows(p) ** 2)))
-    found = {}
+    steps, starts, found = {}, {}, {}
     for name, contestant in contestants.items():
-        taken = steps[name](*starts[name])
+        start = (flat if contestant.is_flat else problem.parameters, contestant.memory)
+        step = compile_for(contestant.step, *start)
+        taken, first = _time(step, start)
         update = unravel(taken.update) if contestant.is_flat else taken.update
         left, iterations = float(residual(problem.parameters, update)), int(taken.iterations)
+        parameters, count = taken.parameters, 1
         del taken, update
-        parameters, count = _train(steps[name], starts[name], seconds)
-        parameters = unravel(parameters) if contestant.is_flat else parameters
+        if first < seconds:
+            parameters, count = _train(step, start, seconds)
         found[name] = Measured(
-            seconds=best[name],
-            bytes=_count_bytes(steps[name]),
+            seconds=first,
+            bytes=count_bytes(step),
             iterations=iterations,
             residual=left,
-            violation=float(violation(parameters)),
+            violation=float(violation(unravel(parameters) if contestant.is_flat else parameters)),
             steps=count,
             is_exact=contestant.is_exact,
         )
+        steps[name], starts[name] = step, start
+    for name, step in rounds * list(steps.items()):
+        if found[name].seconds < SLOW:
+            best = min(found[name].seconds, _time(step, starts[name])[1])
+            found[name] = found[name]._replace(seconds=best)
     return _keep_best_weights(found, contestants)
 
 
-def _time(step: Any, start: tuple[Any, Any]) -> float:
+def _time(step: Any, start: tuple[Any, Any]) -> tuple[Step, float]:
     begin = time.perf_counter()
-    jax.block_until_ready(step(*start))
-    return time.perf_counter() - begin
+    taken = jax.block_until_ready(step(*start))
+    return taken, time.perf_counter() - begin
 
 
 def _train(step: Any, start: tuple[Any, Any], seconds: float) -> tuple[Any, int]:
@@ -133,14 +131,6 @@ def _residual(problem: Problem, parameters: Any, update: Any) -> jax.Array:
     before = jax.tree.map(lambda g: -problem.rate * g, jax.grad(problem.loss)(parameters))
     asked = linear(before) + GAMMA * values
     return jnp.linalg.norm(linear(update) + GAMMA * values) / jnp.linalg.norm(asked)
-
-
-def _count_bytes(step: jax.stages.Compiled) -> int:
-    analysis = step.memory_analysis()
-    if analysis is None:
-        raise RuntimeError(f"the backend {jax.default_backend()!r} does not report its memory")
-    parts = (analysis.argument_size_in_bytes, analysis.output_size_in_bytes)
-    return sum(parts) + analysis.temp_size_in_bytes
 
 
 def _keep_best_weights(

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
 from constrainx.step._bounded import Bounded, solve_bounded
 from constrainx.step._jacobian import StackedJacobian
+from constrainx.step._memory import keep_in_memory
 from constrainx.step._multipliers import find_active_rows, is_optimal, solve_gram
 from constrainx.step._rows import Rows
 
@@ -129,9 +130,8 @@ class GramSystem(NamedTuple):
     ) -> Correction:
         """Solves the small dense problem."""
         if not rows.movable_alone:
-            # An update is needed twice. Without the barrier XLA computes its last part twice, too,
-            # with a pass over memory for each. A gradient comes from a product, and is in memory.
-            vector = jax.lax.optimization_barrier(vector)
+            # A gradient comes from a product, and is in memory.
+            vector = keep_in_memory(vector, unknown=rows.target)
         gram, symmetric = self._find_gram(rows, metric)
         before = rows.sign * self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
         excess = before - rows.target
@@ -478,7 +478,7 @@ def _find_coarsest(vector: PyTree) -> float:
 
 
 def _subtract(vector: PyTree, change: PyTree, sign: int) -> PyTree:
-    """v − sign · change."""
+    """The difference v − sign · change."""
     apply = operator.sub if sign > 0 else operator.add
     return jax.tree.map(lambda v, d: apply(v, d.astype(v.dtype)), vector, change)
 
