@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 import constrainx as cx
+from benchmarks.measure import clock
 from benchmarks.report import Goal, Report, Table
 
 LEAVES = 10
@@ -111,16 +111,16 @@ def _time(contestant: Contestant, params: Any, grads: Any, row: Any) -> float:
     carry = jax.block_until_ready(contestant.step(*carry, grads, row))
     best = float("inf")
     for _ in range(2):
-        begin = time.perf_counter()
+        begin = clock()
         carry = jax.block_until_ready(contestant.step(*carry, grads, row))
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, clock() - begin)
     return best
 
 
 def _time_value(value: jax.stages.Compiled, params: Any, rounds: int) -> float:
     best = float("inf")
     for _ in range(rounds + 1):
-        begin = time.perf_counter()
+        begin = clock()
         jax.block_until_ready(value(params))
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, clock() - begin)
     return best
