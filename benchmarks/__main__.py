@@ -10,16 +10,20 @@ from benchmarks import (
     conditioning,
     crossover,
     feasible,
+    growth,
     images,
     lenet,
     loop,
+    peers,
     report,
     solve,
     step,
     sweep,
     swin,
     toy,
+    twice,
 )
+from benchmarks.measure import clock
 from constrainx.errors import did_you_mean
 from constrainx.runtime import keep_memory
 
@@ -28,14 +32,17 @@ BENCHMARKS = {
     "conditioning": conditioning.run,
     "crossover": crossover.run,
     "feasible": feasible.run,
+    "growth": growth.run,
     "images": images.run,
     "lenet": lenet.run,
     "loop": loop.run,
+    "peers": peers.run,
     "solve": solve.run,
     "step": step.run,
     "sweep": sweep.run,
     "swin": swin.run,
     "toy": toy.run,
+    "twice": twice.run,
 }
 
 
@@ -43,7 +50,10 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs the benchmarks named in ``arguments``, or in the command line, or all."""
     options = _parse(arguments)
     keep_memory()  # as the command line does
+    clock.counts_processor = options.processor_time
     machine = report.machine()
+    if options.processor_time:
+        machine["clock"] = "processor time"
     report.print_machine(machine)
     for name in options.names or BENCHMARKS:
         report.publish(BENCHMARKS[name](quick=options.quick), machine, options.out)
@@ -57,12 +67,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "iterations, and against the condition number. solve: time of one solve on 50 million "
         "parameters, and what LSMR adds to its products with A. crossover: Gram matrix against "
         "iterations for growing numbers of rows. feasible: outputs that are moved to where "
-        "constraints hold, a batch at a time. images: augmented images a second, without a "
+        "constraints hold, a batch at a time. growth: time and memory of a step against "
+        "parameters, rows and batch, drawn. images: augmented images a second, without a "
         "model. lenet: a row an image through convolutions. "
         "loop: the trainer against a loop written by hand. "
+        "peers: the null-space step against other solvers and methods, drawn. "
         "step: what constraints add to a training step. sweep: rows and γ on o3-inertia. "
         "swin: what masks and a budget add to a step of Swin-S. "
-        "toy: where penalty, Lagrangian and null space end, drawn.",
+        "toy: where penalty, Lagrangian and null space end, drawn. "
+        "twice: what projecting gradient and update adds to Adam on 50 million parameters.",
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{_list_names()}; all if left out"
@@ -76,6 +89,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, to see that everything runs"
+    )
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="count the time of the processor, not of the wall, where others use the same cores",
     )
     options = parser.parse_args(arguments)
     for name in options.names:

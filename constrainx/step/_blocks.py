@@ -138,19 +138,29 @@ def _contract(
     levels: over chunks of an axis first, then over the chunks.
     """
     first, second = (_widen(side) for side in (first, second))
-    entries = math.prod(first.shape[1:])
+    is_short = math.prod(first.shape[1:]) <= LONGEST_SUM or first.dtype == jnp.float64
     if first.ndim == 1:
         return first[:, None] * second
-    if entries <= LONGEST_SUM or first.dtype == jnp.float64:
-        if len(first) == len(second) == 1:
-            # For a single row XLA makes one pass over each of them.
-            return jnp.tensordot(first[0], second[0], axes=first.ndim - 1, precision="highest")[
-                None, None
-            ]
+    if len(first) == len(second) == 1:
+        return _sum(first[0] * second[0], in_chunks=not is_short)[None, None]
+    if is_short:
         return _einsum("k...,l...->kl", first, second)
     axis, parts = _split_axis(first.shape[1:])
-    chunks = [_chunk(side, axis + 1, parts) for side in (first, second)]
+    chunks = [jnp.moveaxis(_chunk(side, axis + 1, parts), axis + 1, 0) for side in (first, second)]
     return jnp.sum(_einsum("ck...,cl...->ckl", *chunks), axis=0)
+
+
+def _sum(entries: Array, *, in_chunks: bool) -> Float[Array, ""]:
+    """The sum of all entries, in one pass over what they are computed from.
+
+    The chunks stay where they are: bringing them to the front, as a product of matrices needs it,
+    would copy the entries.
+    """
+    if not in_chunks:
+        return jnp.sum(entries)
+    axis, parts = _split_axis(entries.shape)
+    split = _chunk(entries, axis, parts)
+    return jnp.sum(jnp.sum(split, axis=[i for i in range(split.ndim) if i != axis]))
 
 
 def _split_axis(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -163,10 +173,9 @@ def _split_axis(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _chunk(rows: Array, axis: int, parts: int) -> Array:
-    """The rows in chunks along an axis, on a new first axis."""
+    """The rows with an axis cut into chunks, which are the axis before what is left of it."""
     shape = rows.shape
-    split = rows.reshape(*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :])
-    return jnp.moveaxis(split, axis, 0)
+    return rows.reshape(*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :])
 
 
 def _widen(array: Array) -> Array:

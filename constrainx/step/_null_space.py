@@ -138,11 +138,10 @@ class NullSpace:
         corrections: dict[Stage, Correction] = {}
         removed = jnp.zeros(())
         if layout.has("gradient"):
-            descent = jax.tree.map(jnp.negative, gradients)
             reach = _measure_reach(gradients, optimize) if layout.foresees else None
-            found = correct_stage(descent, point, layout, system, stage="gradient", reach=reach)
-            removed = _measure_removed(descent, found)
-            gradients = jax.tree.map(jnp.negative, found.vector)
+            found = correct_stage(gradients, point, layout, system, stage="gradient", reach=reach)
+            removed = _measure_removed(gradients, found)
+            gradients = found.vector
             corrections["gradient"] = found
         update, optimizer = optimize(gradients)
         if layout.has("update"):

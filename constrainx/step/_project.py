@@ -98,7 +98,7 @@ def correct_stage(
     metric: PyTree | None = None,
     reach: Float[Array, ""] | None = None,
 ) -> Correction:
-    """Corrects a descent direction or an update, unless no constraint acts at this step."""
+    """Corrects a gradient or an update, unless no constraint acts at this step."""
     rows = layout.ask(system.values, point.step, stage, reach=reach)
     acts = any_acts(point)
     if acts is None:

@@ -50,6 +50,8 @@ class Rows(NamedTuple):
         inequality: whether it is one.
         movable_alone: whether the parameters that the rows may not move are left out of J v. A
             gradient is projected in the space of what may move; an update must obey as a whole.
+        sign: −1 where v is a gradient, of which the step goes the other way: J(−v) = target. The
+            sign goes to the few rows, because turning v around would copy it.
     """
 
     values: Float[Array, " rows"]
@@ -57,6 +59,7 @@ class Rows(NamedTuple):
     acts: Bool[Array, " rows"]
     inequality: Bool[np.ndarray, " rows"]
     movable_alone: bool = False
+    sign: int = 1
 
 
 class Layout(NamedTuple):
@@ -144,4 +147,5 @@ class Layout(NamedTuple):
             acts,
             inequality,
             movable_alone=stage == "gradient",
+            sign=-1 if stage == "gradient" else 1,
         )

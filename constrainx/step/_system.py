@@ -6,12 +6,14 @@ that the rows may move,
     v' = argmin ‖v' − v‖²_{D⁻¹}  subject to  J v' = t,  v' = v outside of P
        = v − P D Jᵀλ,    (J P D Jᵀ) λ = J v − t.
 
-Inequalities make that a quadratic program with λ ≥ 0 for their rows and J v' ≤ t.
+Inequalities make that a quadratic program with λ ≥ 0 for their rows and J v' ≤ t. Where v is a
+gradient, all of this is asked of −v.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -23,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
 from constrainx.step._bounded import Bounded, solve_bounded
 from constrainx.step._jacobian import StackedJacobian
+from constrainx.step._memory import keep_in_memory
 from constrainx.step._multipliers import find_active_rows, is_optimal, solve_gram
 from constrainx.step._rows import Rows
 
@@ -127,11 +130,10 @@ class GramSystem(NamedTuple):
     ) -> Correction:
         """Solves the small dense problem."""
         if not rows.movable_alone:
-            # An update is needed twice. Without the barrier XLA computes its last part twice, too,
-            # with a pass over memory for each. A gradient comes from a product, and is in memory.
-            vector = jax.lax.optimization_barrier(vector)
+            # A gradient comes from a product, and is in memory.
+            vector = keep_in_memory(vector, unknown=rows.target)
         gram, symmetric = self._find_gram(rows, metric)
-        before = self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
+        before = rows.sign * self.jacobian.matvec(vector, movable_alone=rows.movable_alone)
         excess = before - rows.target
         active, found = rows.acts, jnp.ones((), bool)
         lengths = jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0))
@@ -165,7 +167,7 @@ class GramSystem(NamedTuple):
             # Without another pass over the parameters.
             moved = jnp.matmul(gram, multipliers, precision="highest")
         return Correction(
-            vector=_subtract(vector, change),
+            vector=_subtract(vector, change, rows.sign),
             rows=rows,
             before=before,
             after=before - moved,
@@ -222,7 +224,7 @@ class IterativeSystem(NamedTuple):
         violated by more than the tolerance, ``converged`` is false.
         """
         cast = _cast(vector, self.parameters)
-        before = self.linear(self._hold(cast) if rows.movable_alone else cast)
+        before = rows.sign * self.linear(self._hold(cast) if rows.movable_alone else cast)
         excess = before - rows.target
         lengths = self.scales
         if np.any(rows.inequality):
@@ -245,7 +247,7 @@ class IterativeSystem(NamedTuple):
             converged=solved.converged & is_sane,
         )
         return Correction(
-            vector=_subtract(vector, solved.change),
+            vector=_subtract(vector, solved.change, rows.sign),
             rows=rows,
             before=before,
             after=before - jnp.where(is_sane, solved.moved, 0),
@@ -475,8 +477,10 @@ def _find_coarsest(vector: PyTree) -> float:
     return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(vector))
 
 
-def _subtract(vector: PyTree, change: PyTree) -> PyTree:
-    return jax.tree.map(lambda v, d: v - d.astype(v.dtype), vector, change)
+def _subtract(vector: PyTree, change: PyTree, sign: int) -> PyTree:
+    """The difference v − sign · change."""
+    apply = operator.sub if sign > 0 else operator.add
+    return jax.tree.map(lambda v, d: apply(v, d.astype(v.dtype)), vector, change)
 
 
 def _cast(vector: PyTree, like: PyTree) -> PyTree:
