@@ -49,7 +49,7 @@ class Measured(NamedTuple):
 
 def run(*, quick: bool) -> Report:
     """Measures every method on every problem."""
-    seconds, rounds = (0.05, 1) if quick else (2.0, 5)
+    seconds, rounds = (0.05, 1) if quick else (1.0, 3)
     results: dict[str, dict[str, Measured]] = {}
     for problem in all_problems(quick=quick):
         results[problem.name] = _measure(problem, seconds, rounds)
@@ -66,7 +66,7 @@ def run(*, quick: bool) -> Report:
             "half a gigabyte. Best of "
             f"{rounds} steps in turns, or one if it takes {SLOW:g} s. 'violation' is the root "
             f"mean square of the rows after {seconds:g} s of training. Penalty and Lagrangian: "
-            "the weight of three with the least violation. 'MB' are arguments, results and "
+            "the weight of two with the least violation. 'MB' are arguments, results and "
             "temporary arrays of the compiled step."
         ),
         tables=[_tabulate(name, found) for name, found in results.items()],
