@@ -77,8 +77,8 @@ def run(*, quick: bool) -> Report:
             f"{rounds}; memory is that of arguments, results and temporary arrays. Budget: "
             "‖θ‖² = 1, on more parameters than caches hold. Others: an MLP that should be odd, "
             "with random combinations of residuals as rows, solved by LSMR to the default "
-            "tolerance, or with norms over groups of examples, solved by the Gram matrix. Exponents "
-            "p of size^p are fitted by least squares to the logarithms."
+            "tolerance, or with norms over groups of examples, solved by the Gram matrix. "
+            "Exponents p of size^p are fitted by least squares to the logarithms."
         ),
         tables=[
             Table(
