@@ -62,7 +62,7 @@ def all_problems(*, quick: bool) -> Iterator[Problem]:
         yield scalar_budget(size)
     for reduce in ("mean", "none"):
         yield inertia(reduce, width=384, examples=128)
-    for rows in (48, 192, 384):
+    for rows in (48, 192):
         yield turned_images(rows)
     yield sparse_swin()
     for rows in (64, 256, 1024):
