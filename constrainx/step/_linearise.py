@@ -14,6 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from constrainx.constraints import Member, Placement, cut_batch, find_live_inputs
 from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from constrainx.linalg import Solver
+from constrainx.step._gram_system import GramSystem
+from constrainx.step._iterative_system import INEXACT, IterativeSystem
 from constrainx.step._jacobian import (
     RowJacobian,
     StackedJacobian,
@@ -23,7 +25,7 @@ from constrainx.step._jacobian import (
 )
 from constrainx.step._method import Point
 from constrainx.step._separable import separate_examples
-from constrainx.step._system import INEXACT, GramSystem, IterativeSystem, System
+from constrainx.step._system import System
 
 log = logging.getLogger("constrainx")
 

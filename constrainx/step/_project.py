@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
 from constrainx.constraints import Composed
+from constrainx.step._iterative_system import INACCURATE
 from constrainx.step._linearise import SolverChoice, any_acts, linearise, trace_members
 from constrainx.step._method import Point, measure_excess
 from constrainx.step._report import Report
 from constrainx.step._rows import STAGES, Layout, Stage, check_overshoot
-from constrainx.step._system import INACCURATE, Correction, System
+from constrainx.step._system import Correction, System
 
 
 class Projection(NamedTuple):
