@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test coverage lint format docs bench results soak clean
+.PHONY: quickstart test coverage lint format docs bench results soak package clean
 
 quickstart: .venv/installed
 	$(BIN)/constrainx quickstart
@@ -36,8 +36,18 @@ results: .venv/dev
 soak: .venv/dev
 	$(BIN)/python docs/results/soak.py $(ARGS)
 
+# What is released, tried as a user would: in an environment that has nothing else.
+package: .venv/bin/python
+	rm -rf dist .venv-package
+	$(BIN)/pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	cd dist && ../.venv-package/bin/constrainx quickstart --epochs 3 --out quickstart
+
 clean:
-	rm -rf .venv site results runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv .venv-package dist site results runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "constrainx needs Python 3.11 or newer: make PYTHON=python3.11"'

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import constrainx as cx
@@ -23,6 +24,14 @@ METHODS: dict[str, cx.Method] = {
     "penalty 10": cx.Penalty(10.0),
     "Lagrangian": cx.Lagrangian(1.0),
     "null space": cx.NullSpace(),
+}
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLORS = {
+    "SGD": "#6B6B6B",
+    "penalty 1": "#56B4E9",
+    "penalty 10": "#0072B2",
+    "Lagrangian": "#E69F00",
+    "null space": "#D55E00",
 }
 
 
@@ -92,18 +101,29 @@ def _distance(point: Float[Array, 2], best: np.ndarray) -> float:
 
 
 def _plot(paths: dict[str, Array], best: np.ndarray) -> Figure:
-    figure = Figure(figsize=(6, 5), layout="constrained")
-    axis = figure.subplots()
+    figure = Figure(figsize=(9, 4.2), layout="constrained", dpi=150)
+    plane, distance = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    _draw_paths(plane, paths, best)
+    for name, path in paths.items():
+        off = np.maximum(np.abs(jax.vmap(curve)(path)), 1e-8)
+        distance.semilogy(off, color=COLORS[name], label=name, linewidth=2)
+    distance.set(xlabel="step", title="Distance from the constraint, |c|")
+    distance.grid(alpha=0.3)
+    for axis in (plane, distance):
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _draw_paths(axis: Axes, paths: dict[str, Array], best: np.ndarray) -> None:
     x, y = np.meshgrid(np.linspace(-2.2, 2.4, 200), np.linspace(-1.2, 2.2, 200))
     values = jax.vmap(jax.vmap(lambda a, b: loss(jnp.array([a, b]))))(x, y)
-    axis.contour(x, y, values, levels=20, cmap="Greys", alpha=0.5)
+    axis.contour(x, y, values, levels=20, cmap="Greys", alpha=0.4)
     line = np.linspace(-2.2, 2.4, 200)
-    axis.plot(line, 0.6 * line**2 - 0.5, "k--", label="c = 0")
+    axis.plot(line, 0.6 * line**2 - 0.5, "k--", linewidth=2, label="c(θ) = 0")
     for name, path in paths.items():
-        axis.plot(path[:, 0], path[:, 1], label=name)
-        axis.plot(path[-1, 0], path[-1, 1], "o", color=axis.lines[-1].get_color())
-    axis.plot(*best, "k*", markersize=12, label="solution")
+        axis.plot(path[:, 0], path[:, 1], color=COLORS[name], label=name, linewidth=2)
+        axis.plot(path[-1, 0], path[-1, 1], "o", color=COLORS[name])
+    axis.plot(*best, "k*", markersize=14, label="solution")
     axis.set(xlim=(-2.2, 2.4), ylim=(-1.2, 2.2), xlabel="θ₁", ylabel="θ₂")
     axis.set_title("Gradient descent under a curved constraint")
-    axis.legend(loc="lower right", fontsize=8)
-    return figure
+    axis.legend(loc="upper center", fontsize=8, ncols=2)

@@ -72,4 +72,4 @@ from constrainx.trainers import RunFolder as RunFolder
 from constrainx.trainers import Trainer as Trainer
 from constrainx.trainers import recalibrate as recalibrate
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"

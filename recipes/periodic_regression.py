@@ -3,10 +3,10 @@
     constrainx compare periodic-regression --size cpu --seeds 3
 
 Fits sin on [−π, π] under the constraint f(x + 2π) = f(x), at points drawn anew in each step. The
-error is measured over three periods, of which the data cover one. docs/tutorial.md builds this
-recipe. The paper names the constraint in its appendix, without an experiment. Three seeds took half
-a minute on two cores: the mean squared error is 3e-4, against 3.0 without the constraint and 0.025
-with a penalty.
+error is measured over three periods, of which the data cover one. docs/first-constraint.md builds
+this recipe. The paper names the constraint in its appendix, without an experiment. Three seeds took
+half a minute on two cores: the mean squared error is 3e-4, against 3.0 without the constraint and
+0.025 with a penalty.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from constrainx.report._plots import (
     shorten_names,
 )
 from constrainx.report._runs import ReportError, Row, Run, as_number, load, read_series
+from constrainx.report._settings import find_differences
+from constrainx.report._sorting import SORT
 from constrainx.runtime import constraint_metric, parse_violation_metric, violation_metric
 
 _STYLE = """
@@ -33,7 +35,7 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:1r
 h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem}h3{font-size:1rem;overflow-wrap:anywhere}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
-th,td{padding:.35rem .7rem;text-align:right;border-bottom:1px solid #8886;vertical-align:bottom}
+td{white-space:nowrap}th,td{padding:.35rem .7rem;text-align:right;border-bottom:1px solid #8886;vertical-align:bottom}
 th:first-child{text-align:left;position:sticky;left:0;background:Canvas;min-width:8rem;
 max-width:45vw;overflow-wrap:anywhere}
 thead th{font-weight:600}tbody th{font-weight:400}
@@ -41,6 +43,9 @@ thead th{font-weight:600}tbody th{font-weight:400}
 img{max-width:100%;height:auto;background:#fff;border-radius:6px}
 pre{overflow-x:auto;font-size:.85rem;padding:.6rem;border:1px solid #8886;border-radius:6px}
 summary{cursor:pointer}
+.sortable thead th{cursor:pointer}.sortable thead th:hover{text-decoration:underline}
+th[aria-sort=ascending]::after{content:" ▴"}th[aria-sort=descending]::after{content:" ▾"}
+.pictures{display:flex;flex-wrap:wrap;gap:1rem}.pictures figure{margin:0;flex:1 1 20rem}
 """
 
 
@@ -138,7 +143,8 @@ def _make_table(shown: Sequence[Shown]) -> str:
         for index, one in enumerate(shown)
     )
     return (
-        f'<div class="scroll"><table>\n<thead><tr><th scope="col">run</th>{head}</tr></thead>\n'
+        '<div class="scroll"><table class="sortable">\n<thead><tr><th scope="col">run</th>'
+        f"{head}</tr></thead>\n"
         f"<tbody>\n{body}</tbody></table></div>"
     )
 
@@ -170,6 +176,42 @@ def _make_certificates(shown: Sequence[Shown]) -> list[str]:
         f'<div class="scroll"><table>\n<thead><tr><th scope="col">constraint</th>{head}</tr>'
         f"</thead>\n<tbody>\n{''.join(body)}</tbody></table></div>",
     ]
+
+
+def _make_differences(shown: Sequence[Shown]) -> list[str]:
+    """A table of the settings in which the runs differ."""
+    differences = find_differences([one.run.config for one in shown])
+    if not differences:
+        return []
+    head = "".join(f'<th scope="col">{_label_run(one)}</th>' for one in shown)
+    body = "".join(
+        f'<tr class="setting"><th scope="row">{html.escape(name)}</th>'
+        + "".join(f"<td>{html.escape(value)}</td>" for value in values)
+        + "</tr>\n"
+        for name, values in differences.items()
+    )
+    return [
+        "<h2>Settings that differ</h2>",
+        '<div class="scroll"><table>\n<thead><tr class="setting"><th scope="col">setting</th>'
+        f"{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>",
+    ]
+
+
+def _make_pictures(shown: Sequence[Shown]) -> list[str]:
+    """What the recipes drew of their results, beside each other."""
+    figures = [
+        f'<figure><img alt="{html.escape(one.name)}" src="{_embed(one.run.picture)}">'
+        f"<figcaption>{_label_run(one)}</figcaption></figure>"
+        for one in shown
+        if one.run.picture is not None
+    ]
+    if not figures:
+        return []
+    return ["<h2>Results</h2>", '<div class="pictures">', *figures, "</div>"]
+
+
+def _embed(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _format_found(value: object) -> str:
@@ -236,13 +278,13 @@ def _make_page(shown: Sequence[Shown], images: dict[str, bytes]) -> str:
         f"<h1>{'Training run' if len(shown) == 1 else f'{len(shown)} training runs'}</h1>",
         _make_table(shown),
         *_make_certificates(shown),
+        *_make_pictures(shown),
     ]
     for name, image in images.items():
-        data = base64.b64encode(image).decode()
         parts.append(
-            f"<h2>{FIGURES[name]}</h2>\n"
-            f'<img alt="{FIGURES[name]} by step" src="data:image/png;base64,{data}">'
+            f'<h2>{FIGURES[name]}</h2>\n<img alt="{FIGURES[name]} by step" src="{_embed(image)}">'
         )
+    parts += _make_differences(shown)
     parts.append("<h2>Runs</h2>")
     for one in shown:
         parts.append(f"<h3>{_label_run(one)}</h3>")
@@ -256,4 +298,4 @@ def _make_page(shown: Sequence[Shown], images: dict[str, bytes]) -> str:
             for event in one.run.events
         )
         parts.append(f"<ul>\n{events}</ul>" if events else "<p>No events.</p>")
-    return "\n".join([*parts, "</body>\n</html>\n"])
+    return "\n".join([*parts, f"<script>{SORT}</script>", "</body>\n</html>\n"])

@@ -32,6 +32,7 @@ class Run:
         evaluation: The lines of kind "eval", likewise.
         events: All lines of kind "event", in the order of the file.
         certificate: What `constrainx certify` found, empty if it was not called.
+        picture: What the recipe drew of its result, a PNG; None if it drew nothing.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Run:
     evaluation: list[Row]
     events: list[Row]
     certificate: Row = dataclasses.field(default_factory=dict)
+    picture: bytes | None = None
 
 
 def load(run: pathlib.Path) -> Run:
@@ -91,7 +93,16 @@ def load(run: pathlib.Path) -> Run:
         evaluation=[row for row in rows if row["kind"] == "eval"],
         events=events,
         certificate=_read_certificate(run),
+        picture=_read_picture(run / "picture.png"),
     )
+
+
+def _read_picture(path: pathlib.Path) -> bytes | None:
+    try:
+        data = path.read_bytes()
+    except OSError:  # A picture that cannot be read is no reason to show nothing else.
+        return None
+    return data if data.startswith(b"\x89PNG") else None
 
 
 def _read_certificate(run: pathlib.Path) -> Row:
