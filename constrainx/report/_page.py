@@ -35,7 +35,8 @@ body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:1r
 h1{font-size:1.5rem}h2{font-size:1.2rem;margin-top:2rem}h3{font-size:1rem;overflow-wrap:anywhere}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
-td{white-space:nowrap}th,td{padding:.35rem .7rem;text-align:right;border-bottom:1px solid #8886;vertical-align:bottom}
+td{white-space:nowrap}
+th,td{padding:.35rem .7rem;text-align:right;border-bottom:1px solid #8886;vertical-align:bottom}
 th:first-child{text-align:left;position:sticky;left:0;background:Canvas;min-width:8rem;
 max-width:45vw;overflow-wrap:anywhere}
 thead th{font-weight:600}tbody th{font-weight:400}
