@@ -4,8 +4,9 @@ from constrainx.recipes._build import build_abstract as build_abstract
 from constrainx.recipes._build import build_trainer as build_trainer
 from constrainx.recipes._certificate import record_certificate as record_certificate
 from constrainx.recipes._comparison import Comparison as Comparison
-from constrainx.recipes._comparison import ComparisonError as ComparisonError
 from constrainx.recipes._continue import read_recipe as read_recipe
+from constrainx.recipes._equal_time import EqualTimeError as EqualTimeError
+from constrainx.recipes._equal_time import Share as Share
 from constrainx.recipes._export import ExportError as ExportError
 from constrainx.recipes._export import export_weights as export_weights
 from constrainx.recipes._find import all_recipes as all_recipes
@@ -25,7 +26,10 @@ from constrainx.recipes._resolve import SIZES as SIZES
 from constrainx.recipes._resolve import RecipeError as RecipeError
 from constrainx.recipes._result import was_asked_to_stop as was_asked_to_stop
 from constrainx.recipes._result import write_result as write_result
+from constrainx.recipes._reuse import ComparisonError as ComparisonError
 from constrainx.recipes._soak import Endured as Endured
 from constrainx.recipes._soak import SoakError as SoakError
 from constrainx.recipes._soak import soak as soak
+from constrainx.recipes._sweep import Rule as Rule
+from constrainx.recipes._sweep import SweepError as SweepError
 from constrainx.recipes._tables import Results as Results

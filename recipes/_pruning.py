@@ -48,6 +48,7 @@ class SparseRecipe(Recipe):
         "density": "density",
         "recalibrated error": "recalibrated",
     }
+    axes: ClassVar = ("error", "density")
 
     density: float = 0.1
     pattern: str | None = None

@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import math
 import pathlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
@@ -51,6 +52,14 @@ class Recipe(abc.ABC, metaclass=Resolving):
     - ``compared``: the methods that ``constrainx compare`` trains; all if left out.
     - ``figures``: the metrics to put in the table of a comparison, with their headings; all metrics
       if left out.
+    - ``stretches``: the fields that say how long a run is, such as ``epochs``. A comparison at
+      equal time multiplies those that are set, all by the same factor.
+    - ``sweeps``: for each method, the fields that ``constrainx compare --sweep`` tries values of,
+      each with the smallest and the largest one.
+    - ``validation``: the fields under which figures are those of held-out training data, by which
+      the best of a sweep is chosen. Leave it out if every seed has test data of its own.
+    - ``axes``: the metrics to call error and violation in the pictures of a comparison. The first
+      two of ``figures`` if left out.
     - ``adjustable``: the fields that may change when a run continues, beside those that only say
       where it runs and what is logged and saved. Leave out what shapes the network and what selects
       the data: held-out examples would become training examples.
@@ -78,6 +87,10 @@ class Recipe(abc.ABC, metaclass=Resolving):
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     figures: ClassVar[Mapping[str, str]] = {}
+    stretches: ClassVar[Sequence[str]] = ("steps", "epochs")
+    sweeps: ClassVar[Mapping[str, Mapping[str, tuple[float, float]]]] = {}
+    validation: ClassVar[Mapping[str, Any]] = {}
+    axes: ClassVar[Sequence[str]] = ()
     adjustable: ClassVar[Sequence[str]] = ADJUSTABLE
 
     method: str = ""
@@ -97,6 +110,8 @@ class Recipe(abc.ABC, metaclass=Resolving):
     # The fields that were given by hand. It is a field because `dataclasses.replace` hands on
     # fields and nothing else.
     _given: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    # What a comparison at equal time decided by: a record for config.json, and no field.
+    _budget = types.MappingProxyType[str, Any]({})
 
     @abc.abstractmethod
     def trainer(self, **options: Any) -> Trainer:
@@ -128,7 +143,22 @@ class Recipe(abc.ABC, metaclass=Resolving):
 
         ``O3Inertia(width=8).but(method="plain")`` is ``O3Inertia(width=8, method="plain")``.
         """
-        return type(self)(**{**self._given, **fields})
+        return self._hand_on(type(self)(**{**self._given, **fields}))
+
+    def record_budget(self, budget: Mapping[str, Any]) -> Self:
+        """The same recipe, whose config.json says how its number of steps was chosen."""
+        other = type(self)(**self._given)
+        object.__setattr__(other, "_budget", types.MappingProxyType(dict(budget)))
+        return other
+
+    def was_given(self, name: str) -> bool:
+        """Whether a field was given by hand, so that it wins over what a method sets."""
+        return name in self._given
+
+    def _hand_on(self, other: Self) -> Self:
+        if self._budget:
+            object.__setattr__(other, "_budget", self._budget)
+        return other
 
     @classmethod
     def field_names(cls) -> tuple[str, ...]:
@@ -196,7 +226,8 @@ class Recipe(abc.ABC, metaclass=Resolving):
         """Everything that defines the run, without where it takes place."""
         fields = dataclasses.asdict(self)
         kept = {name: fields[name] for name in fields if name not in (*PLACE, "_given")}
-        return {"recipe": self._source(), "source": digest_source(type(self)), **kept}
+        budget = {"equal_time": dict(self._budget)} if self._budget else {}
+        return {"recipe": self._source(), "source": digest_source(type(self)), **budget, **kept}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], **fields: Any) -> Self:
@@ -220,15 +251,17 @@ class Recipe(abc.ABC, metaclass=Resolving):
             if name in known
         }
         # A config does not tell what was given by hand: take what differs from the words chosen.
-        return chosen.but(
+        same = chosen.but(
             **{name: value for name, value in stored.items() if value != getattr(chosen, name)}
         ).but(**fields)
+        budget = config.get("equal_time")
+        return same.record_budget(budget) if isinstance(budget, Mapping) else same
 
     @classmethod
     def _list_provenance(cls) -> tuple[str, ...]:
         """What else of a config may differ: the code, and the place of a file that a user names."""
         is_packaged = cls._source() == cls.name
-        return ("source",) if is_packaged else ("source", "recipe")
+        return ("source", "equal_time") if is_packaged else ("source", "equal_time", "recipe")
 
     @classmethod
     def _source(cls) -> str:

@@ -14,8 +14,8 @@ PRESETS = ("ours", "paper")
 # The fields that stand for others, in the order in which they are applied.
 CHOICES = ("preset", "method", "size")
 # What a run's config.json holds besides the fields: which recipe it was, digests of its code, and
-# the settings that changed when it was continued.
-RECORDED = ("recipe", "source", "changes")
+# the settings that changed when it was continued, and how a comparison chose its steps.
+RECORDED = ("recipe", "source", "changes", "equal_time")
 
 
 class RecipeError(UserError, ValueError):

@@ -60,6 +60,19 @@ def write_result(folder: pathlib.Path, recipe: Recipe, result: Result) -> dict[s
     return record if is_done else None
 
 
+def write_failure(folder: pathlib.Path, recipe: Recipe, *, step: int) -> dict[str, Any]:
+    """Writes the result of a run that did not stay finite: no figures, and nothing to continue."""
+    record = {
+        "config": json.loads(json.dumps(recipe.config)),
+        "reason": "failed",
+        "step": step,
+        "metrics": {},
+        "seconds": 0.0,
+    }
+    write_object(folder / "result.json", record)
+    return record
+
+
 def _keep_certificate(folder: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """The certificate in the folder, if no step was taken since, as in `resume` of a finished run.
 

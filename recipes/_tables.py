@@ -6,10 +6,14 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from constrainx.recipes._equal_time import Share
 
 Results = dict[str, list[dict[str, Any]]]
 
@@ -37,6 +41,35 @@ class Grid:
             table.add_row(*(Text(join_lines(cell)) for cell in row))
         return table
 
+    def fit(self, width: int) -> list[Grid]:
+        """The same table, or several with some of its columns each, so that none is too wide.
+
+        A column that is too wide even alone stays whole; its cells are then drawn on several lines.
+
+        Args:
+            width: of the terminal, in characters.
+        """
+        columns = [[self.headings[i], *(row[i] for row in self.rows)] for i in self._indices]
+        widths = [max(cell_len(join_lines(cell)) for cell in column) + 3 for column in columns]
+        parts: list[list[int]] = [[]]
+        for index in self._indices[1:]:
+            together = [0, *parts[-1], index]
+            if parts[-1] and sum(widths[i] for i in together) + 1 > width:
+                parts.append([])
+            parts[-1].append(index)
+        return [
+            Grid(
+                self.title if number == 0 else f"{self.title}, continued",
+                [self.headings[i] for i in (0, *part)],
+                [[row[i] for i in (0, *part)] for row in self.rows],
+            )
+            for number, part in enumerate(parts)
+        ]
+
+    @property
+    def _indices(self) -> range:
+        return range(len(self.headings))
+
     def write(self) -> str:
         """As Markdown."""
         lines = [self.headings, ["---", *["---:"] * (len(self.headings) - 1)], *self.rows]
@@ -52,7 +85,7 @@ def tabulate_results(title: str, results: Results, headings: Mapping[str, str]) 
     rows = [
         [
             method,
-            *(_format_spread(run["metrics"][name] for run in runs) for name in headings),
+            *(_format_spread(run["metrics"].get(name) for run in runs) for name in headings),
             f"{statistics.mean(run['seconds'] for run in runs):.0f} s",
         ]
         for method, runs in results.items()
@@ -80,8 +113,33 @@ def join_lines(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def _format_spread(values: Iterable[float]) -> str:
-    figures = list(values)
+def tabulate_shares(shares: Mapping[str, Share], results: Results) -> Grid:
+    """How the time was shared: the time of a step as it was measured, and what a run then took.
+
+    Args:
+        shares: of each method.
+        results: of the runs that had them.
+    """
+    rows = [
+        [
+            method,
+            f"{1000 * share.step_seconds:.3g} ms",
+            f"{share.steps}",
+            ", ".join(f"{name} {value:.4g}" for name, value in share.fields.items()),
+            f"{statistics.mean(run['seconds'] for run in results[method]):.3g} s",
+        ]
+        for method, share in shares.items()
+    ]
+    seconds = next(iter(shares.values())).seconds
+    title = f"Equal time, {seconds:.3g} s of steps for every run"
+    return Grid(title, ["method", "a step", "steps", "that is", "taken"], rows)
+
+
+def _format_spread(values: Iterable[float | None]) -> str:
+    found = list(values)
+    figures = [value for value in found if value is not None]
+    if len(figures) < len(found):  # of an older version, which did not measure this
+        return "–"
     mean = statistics.mean(figures)
     if len(figures) == 1 or not math.isfinite(mean):
         return f"{mean:.3g}"

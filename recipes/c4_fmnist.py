@@ -78,6 +78,8 @@ class C4FMNIST(Recipe):
             rate.
         weight: the weight of the penalty, which takes the mean over the rows.
         limit: how many training images to use; all if None.
+        validate: whether to measure on the last tenth of the training images, and not train on
+            them, to choose settings by; the test images then play no part.
     """
 
     name: ClassVar[str] = "c4-fmnist"
@@ -111,9 +113,16 @@ class C4FMNIST(Recipe):
         "violation": "violation",
         "relative violation": "relative",
     }
+    sweeps: ClassVar = {
+        "rows": {"gamma": (0.1, 10.0)},
+        "annealed": {"pull": (1e-4, 1e-2)},
+        "penalty": {"weight": (0.32, 32.0)},
+    }
+    validation: ClassVar = {"validate": True}
+    axes: ClassVar = ("error", "relative violation")
 
     images: Literal["fashion_mnist", "synthetic"] = "fashion_mnist"
-    epochs: int = 100
+    epochs: float = 100
     batch: int = 128
     learning_rate: float = 5e-3
     decay: bool = True
@@ -130,6 +139,7 @@ class C4FMNIST(Recipe):
     gamma: float = 1.0
     weight: float = 3.2
     limit: int | None = None
+    validate: bool = False
 
     def trainer(self, **options: Any) -> Trainer:
         """Builds the network, its constraint and the data."""
@@ -242,7 +252,12 @@ class C4FMNIST(Recipe):
         if self.images == "synthetic":
             return make_synthetic(self.limit or 1024), make_synthetic(64)
         train = data.load_images(self.images, "train")
-        return {k: v[: self.limit] for k, v in train.items()}, data.load_images(self.images, "test")
+        if not self.validate:
+            test = data.load_images(self.images, "test")
+            return {k: v[: self.limit] for k, v in train.items()}, test
+        held_out = len(train["y"]) // 10
+        test = {k: v[-held_out:] for k, v in train.items()}
+        return {k: v[:-held_out][: self.limit] for k, v in train.items()}, test
 
     def _loss(self, model: Any, batch: dict[str, Array]) -> Float[Array, ""]:
         if self.frames:

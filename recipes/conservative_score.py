@@ -85,6 +85,8 @@ class ConservativeScore(Recipe):
     figures: ClassVar = {
         "asym": "Asym", "nasym": "NAsym", "score error": "score error", "nll": "NLL",
     }  # fmt: skip
+    sweeps: ClassVar = {"nullspace": {"gamma": (5e-3, 0.5)}, "qcsbm": {"quasi": (0.01, 1.0)}}
+    axes: ClassVar = ("score error", "nasym")
 
     dataset: Literal["8gaussian", "spirals", "checkerboard"] = "8gaussian"
     steps: int = 100_000

@@ -68,6 +68,8 @@ class FeasibleQp(Recipe):
         inequalities: the number of inequalities.
         examples: the number of inputs, for training and tests.
         tests: how many of them are for tests.
+        validate: whether to measure on as many inputs in front of these, and not train on them, to
+            choose settings by; the test inputs then play no part.
     """
 
     name: ClassVar[str] = "feasible-qp"
@@ -90,6 +92,14 @@ class FeasibleQp(Recipe):
         "largest inequality": "largest inequality",
         "met": "inputs met to 1e-5",
     }
+    sweeps: ClassVar = {
+        "feasible": {"pull": (1e-5, 0.1)},
+        "penalty": {"weight": (10.0, 1e5)},
+        "penalty-projected": {"weight": (10.0, 1e5)},
+    }
+    validation: ClassVar = {"validate": True}
+    # An answer that violates its constraints can be better than the optimum.
+    axes: ClassVar = ("distance", "largest equality")
 
     objective: Objective = "quadratic"
     steps: int = 42_000
@@ -107,6 +117,7 @@ class FeasibleQp(Recipe):
     inequalities: int = 50
     examples: int = 10_000
     tests: int = 833
+    validate: bool = False
 
     def trainer(self, **options: Any) -> Trainer:
         """Builds the network, its constraints and the data."""
@@ -149,6 +160,7 @@ class FeasibleQp(Recipe):
             "objective": value,
             "optimum": best,
             "gap": 100 * (value - best) / abs(best),
+            "distance": 100 * abs(value - best) / abs(best),
             "largest equality": float(equality.max()),
             "mean equality": float(equality.mean()),
             "largest inequality": float(inequality.max()),
@@ -201,11 +213,15 @@ class FeasibleQp(Recipe):
 
     def _split(self) -> tuple[Float[np.ndarray, "train inputs"], Float[np.ndarray, "test inputs"]]:
         x = self.problem.x.astype(np.float32)
+        if self.validate:
+            x = x[: -self.tests]
         return x[: -self.tests], x[-self.tests :]
 
     def _optima(self) -> Float[np.ndarray, "tests variables"]:
         sizes = (self.variables, self.equalities, self.inequalities, self.examples)
-        return find_optima(*sizes, self.tests, self.objective)
+        if not self.validate:
+            return find_optima(*sizes, self.tests, self.objective)
+        return find_optima(*sizes, 2 * self.tests, self.objective)[: self.tests]
 
 
 class Problem(NamedTuple):

@@ -62,6 +62,10 @@ class GpCalibration(Recipe):
         "cpu": {"steps": 100},
     }
     figures: ClassVar = {"rmse": "test RMSE"}
+    sweeps: ClassVar = {
+        method: {"learning_rate": (5e-3, 0.5)} for method in ("predictive", "likelihood", "paper")
+    }
+    axes: ClassVar = ("rmse",)
 
     loss: Literal["predictive", "likelihood", "paper"] = "predictive"
     steps: int = 200

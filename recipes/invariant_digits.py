@@ -58,9 +58,12 @@ class InvariantDigits(Recipe):
     sizes: ClassVar = {"smoke": {"epochs": 1, "batch": 256, "rows": 8, "tests": 64, "channels": 2}}
     figures: ClassVar = {
         "turned error": "turned error", "error": "upright error", "violation/turns": "violation",
+        "relative/turns": "relative",
     }  # fmt: skip
+    sweeps: ClassVar = {"nullspace": {"gamma": (0.02, 2.0)}, "penalty": {"weight": (0.32, 32.0)}}
+    axes: ClassVar = ("turned error", "relative/turns")
 
-    epochs: int = 60
+    epochs: float = 60
     batch: int = 128
     learning_rate: float = 2e-3
     channels: int = 16

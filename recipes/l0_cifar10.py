@@ -83,6 +83,12 @@ class L0CIFAR10(SparseRecipe):
         },
     }
 
+    sweeps: ClassVar = {
+        **{m: {"learning_rate": (2e-3, 3.2e-2)} for m in ("learned", "gradual", "one-shot")},
+        "lagrangian": {"weight": (3.0, 300.0)},
+    }
+    validation: ClassVar = {"validate": True}
+
     images: str = "cifar10"
     epochs: float = 300
     batch: int = 128

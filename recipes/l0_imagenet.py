@@ -56,6 +56,8 @@ class L0ImageNet(SparseRecipe):
         remat: whether to compute blocks again in the backward pass, to save memory.
         workers: how many processes read the data.
         limit: how many training images of CIFAR-10 to use; all if None.
+        validate: whether to measure on the last tenth of the training images, and not train on
+            them, to choose settings by; the test images then play no part.
     """
 
     name: ClassVar[str] = "l0-imagenet"
@@ -99,6 +101,10 @@ class L0ImageNet(SparseRecipe):
         },
     }
     figures: ClassVar = {"error": "test error", "density": "density"}
+    sweeps: ClassVar = {
+        method: {"learning_rate": (0.02, 0.5)} for method in ("learned", "gradual", "one-shot")
+    }
+    validation: ClassVar = {"validate": True}
     adjustable: ClassVar = (*SparseRecipe.adjustable, "workers", "remat")
 
     density: float = 0.5
@@ -121,6 +127,7 @@ class L0ImageNet(SparseRecipe):
     remat: bool = False
     workers: int = 8
     limit: int | None = None
+    validate: bool = False
 
     def trainer(self, **options: Any) -> Trainer:
         """Builds the transformer, its masks and budget, and the data."""
@@ -172,13 +179,13 @@ class L0ImageNet(SparseRecipe):
         if self.data == "synthetic":
             return data.from_function(self._draw, batch=self.batch, seed=self.seed)
         if self.data == "cifar10":
-            images = data.load_images("cifar10", "train")
+            images = data.load_images("cifar10", "train[:90%]" if self.validate else "train")
             changes = (transforms.RandomCrop(), transforms.RandomFlip(), *self._augmentations())
             arrays = {name: array[: self.limit] for name, array in images.items()}
             return data.arrays(arrays, batch=self.batch, seed=self.seed, transforms=changes)
         return data.tfds(
             "imagenet2012",
-            "train",
+            "train[:90%]" if self.validate else "train",
             batch=self.batch,
             seed=self.seed,
             transforms=(
@@ -196,12 +203,12 @@ class L0ImageNet(SparseRecipe):
             return data.arrays(self._draw(np.random.default_rng(1), count), batch=batch)
         normalise = transforms.Normalise(MEAN, DEVIATION)
         if self.data == "cifar10":
-            images = data.load_images("cifar10", "test")
+            images = data.load_images("cifar10", "train[90%:]" if self.validate else "test")
             return data.arrays(images, batch=batch, transforms=(normalise,))
         crop = data.CentrePhotographCrop(self.image)
         return data.tfds(
             "imagenet2012",
-            "validation",
+            "train[90%:]" if self.validate else "validation",
             batch=batch,
             shuffle=False,
             transforms=(crop, normalise),

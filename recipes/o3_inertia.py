@@ -80,9 +80,17 @@ class O3Inertia(Recipe):
         "smoke": {"epochs": 2, "examples": 256, "tests": 100, "width": 16, "batch": 32, "rows": 8}
     }
     presets: ClassVar = {"paper": PAPER}
-    figures: ClassVar = {"error": "test error", "violation/O(3)": "violation"}
+    figures: ClassVar = {
+        "error": "test error", "violation/O(3)": "violation", "relative/O(3)": "relative",
+    }  # fmt: skip
+    sweeps: ClassVar = {
+        "nullspace": {"gamma": (1.0, 100.0)},
+        "penalty": {"weight": (0.128, 12.8)},
+        "lagrangian": {"weight": (1.28e-4, 1.28e-2)},
+    }
+    axes: ClassVar = ("error", "relative/O(3)")
 
-    epochs: int = 100
+    epochs: float = 100
     examples: int = 5000
     tests: int = 2000
     batch: int = 128
@@ -104,7 +112,7 @@ class O3Inertia(Recipe):
             {"x": rng.normal(size=(count, 4 * PARTICLES)).astype(np.float32)}
             for count in (self.examples, self.tests)
         )
-        epochs = round(self.epochs * self.longer)
+        epochs = self.epochs * self.longer
         steps = steps_of(epochs=epochs, examples=self.examples, batch=self.batch)
         rate = optax.cosine_decay_schedule(self.learning_rate, steps)
         return Trainer(

@@ -80,7 +80,13 @@ class PeriodicRegression(Recipe):
         "penalty": {"constrained_by": "penalty", "weight": 8.0},
     }
     sizes: ClassVar = {"smoke": {"steps": 20, "examples": 32, "width": 8, "start": 5}}
-    figures: ClassVar = {"error": "error over 3 periods", "violation/periodic": "violation"}
+    figures: ClassVar = {
+        "error": "error over 3 periods", "violation/periodic": "violation",
+        "relative/periodic": "relative",
+    }  # fmt: skip
+    stretches: ClassVar = ("steps", "start")
+    sweeps: ClassVar = {"nullspace": {"gamma": (0.1, 10.0)}, "penalty": {"weight": (0.8, 80.0)}}
+    axes: ClassVar = ("error", "relative/periodic")
 
     steps: int = 6000
     examples: int = 128

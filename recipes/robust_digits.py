@@ -62,8 +62,10 @@ class RobustDigits(Recipe):
     figures: ClassVar = {
         "error": "clean error", "robust error": "robust error", "attacked loss": "attacked loss",
     }  # fmt: skip
+    sweeps: ClassVar = {"nullspace": {"gamma": (0.125, 2.0)}}
+    axes: ClassVar = ("robust error", "violation/robust")
 
-    epochs: int = 60
+    epochs: float = 60
     batch: int = 128
     learning_rate: float = 2e-3
     width: int = 128

@@ -1,6 +1,7 @@
 """The trainer, its compiled step and its loop; and the tasks, a module each."""
 
 from constrainx.trainers._abstract import forget_values as forget_values
+from constrainx.trainers._clock import StepClock as StepClock
 from constrainx.trainers._learning_rate import LearningRate as LearningRate
 from constrainx.trainers._loop import Ending as Ending
 from constrainx.trainers._loop import NonFiniteError as NonFiniteError

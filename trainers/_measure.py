@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints import Composed
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError, ArgumentTypeError
-from constrainx.runtime import Sharding, violation_metric
+from constrainx.runtime import Sharding, relative_metric, violation_metric
 from constrainx.trainers._batches import GiveUp, read_ahead, wait_for
 
 Metric = Callable[[Any, Any], Float[Array, "examples ..."]]
@@ -48,7 +48,8 @@ class Measure:
     def names(self) -> tuple[str, ...]:
         """What is measured."""
         members = self.constraints or ()
-        return (*self.metrics, *(violation_metric(member.name) for member in members))
+        relative = (relative_metric(member.name) for member in members if member.has_scale)
+        return (*self.metrics, *(violation_metric(member.name) for member in members), *relative)
 
     def __call__(
         self,
@@ -62,7 +63,7 @@ class Measure:
         """Means over the examples; None if it has given up.
 
         A violation is a figure of a whole batch, so an incomplete last batch counts only for the
-        metrics.
+        metrics. A relative violation is the mean violation over the mean scale.
 
         Args:
             parameters: of the model.
@@ -74,7 +75,7 @@ class Measure:
         batch = self._batch_size(data)
         rows = data.once(batch=batch, process=jax.process_index(), processes=jax.process_count())
         full = None if data.examples is None else data.examples // batch
-        sums: list[tuple[dict, dict, bool]] = []
+        sums: list[tuple[dict, dict, dict, bool]] = []
         ahead = read_ahead(rows, is_cheap=data.is_cheap)
         with contextlib.ExitStack() as stack:
             if hasattr(ahead, "close"):
@@ -99,7 +100,7 @@ class Measure:
 
     def _measure_batch(
         self, parameters: nnx.State, rest: nnx.State, batch: dict[str, Any], number: Array
-    ) -> tuple[dict[str, Any], dict[str, Array]]:
+    ) -> tuple[dict[str, Any], dict[str, Array], dict[str, tuple[Array, Array]]]:
         model = self.rebuild(parameters, rest)
         model.eval()
         mask = batch["mask"]
@@ -110,13 +111,15 @@ class Measure:
             # Padding may hold anything, including NaN.
             sums[name] = jnp.sum(jnp.where(mask > 0, values, 0))
         key = jax.random.fold_in(jax.random.key(self.seed), number)
-        violations = {
-            violation_metric(member.name): member.measure(
-                model, examples, jax.random.fold_in(key, index)
-            )
-            for index, member in enumerate(self.constraints or ())
-        }
-        return sums, violations
+        violations, relative = {}, {}
+        for index, member in enumerate(self.constraints or ()):
+            own = jax.random.fold_in(key, index)
+            violation = member.measure(model, examples, own)
+            violations[violation_metric(member.name)] = violation
+            scale = member.measure_scale(model, examples, own) if member.has_scale else None
+            if scale is not None:
+                relative[relative_metric(member.name)] = (violation, scale)
+        return sums, violations, relative
 
 
 def _per_example(name: str, values: PyTree, examples: int) -> Float[Array, " examples"]:
@@ -135,15 +138,27 @@ def _per_example(name: str, values: PyTree, examples: int) -> Float[Array, " exa
     return jnp.mean(jnp.asarray(values, jnp.float32).reshape(examples, -1), axis=1)
 
 
-def _means(parts: Sequence[tuple[dict, dict, bool]]) -> dict[str, float]:
+def _means(parts: Sequence[tuple[dict, dict, dict, bool]]) -> dict[str, float]:
     if not parts:
         raise ArgumentError("`evaluation` has no examples.")
-    total = sum(float(sums[""]) for sums, _, _ in parts)
+    total = sum(float(sums[""]) for sums, *_ in parts)
     figures = {
-        name: sum(float(sums[name]) for sums, _, _ in parts) / total for name in parts[0][0] if name
+        name: sum(float(sums[name]) for sums, *_ in parts) / total for name in parts[0][0] if name
     }
-    whole = [violations for _, violations, is_full in parts if is_full]
+    whole = [(violations, relative) for _, violations, relative, is_full in parts if is_full]
     for name in parts[0][1]:
-        values = [float(violations[name]) for violations in whole]
-        figures[name] = sum(values) / len(values) if values else math.nan
+        figures[name] = _mean([float(violations[name]) for violations, _ in whole])
+    for name in parts[0][2]:
+        pairs = [relative[name] for _, relative in whole]
+        figures[name] = _divide(*(_mean([float(pair[i]) for pair in pairs]) for i in range(2)))
     return figures
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _divide(violation: float, scale: float) -> float:
+    if scale > 0 or math.isnan(scale):
+        return violation / scale
+    return math.inf if violation > 0 else 0.0

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import pathlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
@@ -52,6 +52,7 @@ from constrainx.trainers._checks import (
     check_real,
     check_split,
 )
+from constrainx.trainers._clock import StepClock
 from constrainx.trainers._guard import find_exempt, find_spoilt
 from constrainx.trainers._loop import Ending, Loop, NonFiniteError, Schedule
 from constrainx.trainers._masks_used import check_masks_used
@@ -460,6 +461,29 @@ class Trainer:
                 model,
             )
             return diagnose_point(point, loss=loss, method=as_method(self.method))
+
+    @contextlib.contextmanager
+    def clock_steps(self) -> Iterator[StepClock]:
+        """A clock that measures how long steps take, before the first; the trainer stays as it is.
+
+        The clock has a copy of the state, and compiles the step.
+        """
+        self._check_concrete("clock_steps")
+        constraints = self._program.constraints
+        with self._own_mesh():
+            clock = StepClock(
+                jax.tree.map(jnp.copy, self.state),
+                take_step=self._compiled,
+                start_totals=self._start_totals,
+                batches=lambda: read_ahead(self._batches(0), is_cheap=self.data.is_cheap),
+                place=self.sharding.place_batch,
+                steps=self.steps,
+                every=[member.every for member in constraints or ()],
+            )
+            try:
+                yield clock
+            finally:
+                clock.close()
 
     def restore(
         self,

@@ -105,6 +105,16 @@ class Member:
         module = at_path(model, self.attached.path)
         return self.attached.constraint.violation(module, batch, key)
 
+    def measure_scale(self, model: Any, batch: Any, key: Array) -> Float[Array, ""] | None:
+        """What that figure is compared with, for the whole model; None if nothing is."""
+        assert self.attached is not None, "a plain function has no model to be measured on"
+        return self.attached.constraint.scale(at_path(model, self.attached.path), batch, key)
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether that figure is compared with anything."""
+        return self.attached is not None and self.attached.constraint.has_scale
+
     def hold(self, parameters: PyTree) -> PyTree:
         """The parameters, without a derivative for those that the rows may not move."""
         if self.movable is None:

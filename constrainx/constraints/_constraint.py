@@ -118,11 +118,30 @@ class Constraint:
         """Returns what the violation is small or large in comparison with, or None if nothing is.
 
         Override it where shrinking the model's output would lower the violation without coming any
-        closer to what must hold. `certify` then shows the ratio of the two as well. It has the
-        unit of the violation: for a violation that is a squared norm of differences of outputs,
-        the squared norm of the output.
+        closer to what must hold. `certify` and evaluations then show the ratio of the two as well.
+        It has the unit of the violation: for a violation that is a squared norm of differences of
+        outputs, the squared norm of the output.
         """
         return None
+
+    def relative_violation(self, model: Any, batch: Any, key: Array) -> Float[Array, ""] | None:
+        """Returns the violation in units of `scale`, or None if there is no scale.
+
+        This is the ratio of two means over the batch, not the mean of ratios. It is infinite where
+        the scale is zero and the violation is not, and zero where both are.
+        """
+        scale = self.scale(model, batch, key)
+        if scale is None:
+            return None
+        violation = self.violation(model, batch, key)
+        empty = scale <= 0
+        ratio = violation / jnp.where(empty, 1, scale)
+        return jnp.where(empty, jnp.where(violation > 0, jnp.inf, 0), ratio)
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether the violation is small or large in comparison with something."""
+        return type(self).scale is not Constraint.scale
 
     @property
     def label(self) -> str:

@@ -27,7 +27,13 @@ from constrainx.report._plots import (
 from constrainx.report._runs import ReportError, Row, Run, as_number, load, read_series
 from constrainx.report._settings import find_differences
 from constrainx.report._sorting import SORT
-from constrainx.runtime import constraint_metric, parse_violation_metric, violation_metric
+from constrainx.runtime import (
+    constraint_metric,
+    parse_relative_metric,
+    parse_violation_metric,
+    relative_metric,
+    violation_metric,
+)
 
 _STYLE = """
 :root{color-scheme:light dark}
@@ -117,8 +123,9 @@ def _make_table(shown: Sequence[Shown]) -> str:
         ("steps", [f"{max(_steps(run), default=0):.0f}" for run in runs])
     ]
     columns.append(("last loss", [_last_value(run.train, "loss") for run in runs]))
+    constraints = find_constraints(runs)
     for key in find_evaluated(runs):
-        if parse_violation_metric(key) is None:
+        if parse_violation_metric(key) is None and parse_relative_metric(key) not in constraints:
             best, word = (max, "highest") if _is_higher_better(key) else (min, "lowest")
             figures = [read_series(run.evaluation, key)[1] for run in runs]
             finite = [[value for value in some if math.isfinite(value)] for some in figures]
@@ -126,11 +133,13 @@ def _make_table(shown: Sequence[Shown]) -> str:
                 (f"{key}, {word}", [_format_figure(best(some)) if some else "–" for some in finite])
             )
             columns.append((f"{key}, last", [_last_value(run.evaluation, key) for run in runs]))
-    for name in find_constraints(runs):
+    for name in constraints:
         trained, evaluated = constraint_metric(name, "violation"), violation_metric(name)
+        relative = relative_metric(name)
         for word, cells in (
             ("training", [_last_value(run.train, trained) for run in runs]),
             ("evaluation", [_last_value(run.evaluation, evaluated) for run in runs]),
+            ("relative to the output", [_last_value(run.evaluation, relative) for run in runs]),
         ):
             if set(cells) != {"–"}:
                 columns.append((f"violation of {name}, last, {word}", cells))

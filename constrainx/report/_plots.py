@@ -19,7 +19,9 @@ from constrainx.report._runs import Run, read_series, replace_unprintable
 from constrainx.runtime import (
     constraint_metric,
     parse_constraint_metric,
+    parse_relative_metric,
     parse_violation_metric,
+    relative_metric,
     violation_metric,
 )
 
@@ -79,6 +81,11 @@ def arrange_panels(runs: Sequence[Run]) -> dict[str, list[Panel]]:
                     evaluation=violation_metric(name),
                     scale="log",
                 ),
+                Panel(
+                    title=f"{name}, relative to the output",
+                    evaluation=relative_metric(name),
+                    scale="log",
+                ),
                 # Rows are reduced and scaled for the step, so this is not the figure to quote.
                 Panel(
                     title=f"{name}, root mean square of the rows in training",
@@ -90,7 +97,7 @@ def arrange_panels(runs: Sequence[Run]) -> dict[str, list[Panel]]:
         "metrics": [
             Panel(title=key, evaluation=key, scale="wide")
             for key in find_evaluated(runs)
-            if parse_violation_metric(key) is None
+            if parse_violation_metric(key) is None and parse_relative_metric(key) not in constraints
         ],
         "solver": [
             Panel(title=name, train=constraint_metric(name, "iterations"), scale="zero")

@@ -18,7 +18,9 @@ from constrainx.runtime._memory import keep_memory as keep_memory
 from constrainx.runtime._metric_names import REMOVED as REMOVED
 from constrainx.runtime._metric_names import constraint_metric as constraint_metric
 from constrainx.runtime._metric_names import parse_constraint_metric as parse_constraint_metric
+from constrainx.runtime._metric_names import parse_relative_metric as parse_relative_metric
 from constrainx.runtime._metric_names import parse_violation_metric as parse_violation_metric
+from constrainx.runtime._metric_names import relative_metric as relative_metric
 from constrainx.runtime._metric_names import violation_metric as violation_metric
 from constrainx.runtime._orbax_files import check_path as check_path
 from constrainx.runtime._orbax_files import has_checkpoints as has_checkpoints

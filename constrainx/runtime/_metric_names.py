@@ -12,6 +12,7 @@ from constrainx.errors import ArgumentError
 REMOVED = "constraints/removed"
 _FIGURE = "constraints/"
 _VIOLATION = "violation/"
+_RELATIVE = "relative/"
 
 
 def constraint_metric(constraint: str, field: str) -> str:
@@ -64,3 +65,27 @@ def parse_violation_metric(metric: str) -> str | None:
     """
     constraint = metric.removeprefix(_VIOLATION)
     return constraint if metric.startswith(_VIOLATION) and constraint else None
+
+
+def relative_metric(constraint: str) -> str:
+    """The metric that an evaluation records for that violation in units of its scale.
+
+    >>> relative_metric("O(3)")
+    'relative/O(3)'
+
+    Args:
+        constraint: its name.
+    """
+    if not constraint:
+        raise ArgumentError("`constraint` must be the name of a constraint, got an empty string.")
+    return f"{_RELATIVE}{constraint}"
+
+
+def parse_relative_metric(metric: str) -> str | None:
+    """The constraint that `relative_metric` was given; None for other metrics.
+
+    >>> parse_relative_metric("relative/encoder.layers.2/mask-budget")
+    'encoder.layers.2/mask-budget'
+    """
+    constraint = metric.removeprefix(_RELATIVE)
+    return constraint if metric.startswith(_RELATIVE) and constraint else None

@@ -40,7 +40,7 @@ def test_train_then_resume(constrainx, tmp_path, name):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(line["learning_rate"] >= 0 for line in lines if line["kind"] == "train")
     recipe = all_recipes()[name]
-    assert set(recipe.figures) <= set(result["metrics"])
+    assert {*recipe.figures, *recipe.axes} <= set(result["metrics"])
 
     # A run that lost its last checkpoint continues from the one before, to the same result.
     *_, before, last = sorted(int(path.name) for path in (run / "checkpoints").glob("[0-9]*"))
