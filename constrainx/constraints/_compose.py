@@ -55,6 +55,7 @@ class Member:
         nearest: (parameters, module) ↦ the nearest parameters that satisfy the constraint, if it
             knows them; None otherwise. It takes ``step=`` where ``function`` does.
         takes_step: whether they do.
+        one_sided: whether the rows, which are then at least zero, may fall faster than γ asks.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Member:
     model: nnx.Module | None = None
     nearest: Callable[..., PyTree] | None = None
     takes_step: bool = False
+    one_sided: bool = False
 
     def at(self, step: Array) -> Member:
         """The constraint as it is at a step; before this, it is what must hold in the end."""
@@ -98,6 +100,11 @@ class Member:
     def acts_always(self) -> bool:
         """Whether there is no step at which the constraint does not act."""
         return self.start == 0 and self.every == 1 and self.stop is None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a step may leave the rows lower than it is asked to, J u ≤ t."""
+        return self.kind == "inequality" or self.one_sided
 
     def measure(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
         """The constraint's own figure of its violation, for the whole model."""
@@ -346,6 +353,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         model=model,
         nearest=nearest if hasattr(constraint, "nearest") else None,
         takes_step=takes_step,
+        one_sided=constraint.is_one_sided,
     )
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints._numbers import as_count, as_gamma, as_number
 from constrainx.constraints._reduce import NamedReduction, as_reduction
 from constrainx.constraints.reductions import Reduction, flatten, root_mean_square
-from constrainx.errors import check_choice
+from constrainx.errors import ArgumentError, check_choice
 
 # Where the null-space step projects a constraint's rows.
 Placement: TypeAlias = Literal["twice", "update", "gradient"]
@@ -66,6 +66,7 @@ class Constraint:
     every: int = 1
     tolerance: float = 1e-3
     placement: Placement | None = None
+    one_sided: bool | None = None
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -89,6 +90,13 @@ class Constraint:
             check_choice("placement", self.placement, get_args(Placement), owner=owner)
         for name, number in numbers.items():
             object.__setattr__(self, name, number)
+        if self.one_sided and not self._has_norms:
+            raise ArgumentError(
+                f"`{owner}(one_sided=True, reduce={self.reduce!r})`: only rows that are never "
+                'negative may fall faster than γ asks. Use `reduce="norm"`, `reduce="rms"` or '
+                "`Norm(groups=...)`, or leave `one_sided` out; a reduction of your own needs the "
+                "attribute `nonnegative = True`."
+            )
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> PyTree[Float[Array, ...]]:
         """Returns what is zero when the constraint holds: any pytree of real arrays.
@@ -123,6 +131,16 @@ class Constraint:
         the squared norm of the output.
         """
         return None
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether the rows of this equality may fall faster than γ asks."""
+        return self.kind == "equality" and bool(self.one_sided)
+
+    @property
+    def _has_norms(self) -> bool:
+        reduction = as_reduction(self.reduce, owner=type(self).__name__, kind=self.kind)
+        return bool(getattr(reduction, "nonnegative", False))
 
     @property
     def label(self) -> str:
