@@ -19,6 +19,7 @@ from constrainx.constraints._attach import Attached, at_path, constraints_of
 from constrainx.constraints._constraint import Constraint, Placement
 from constrainx.constraints._explicit import replicate
 from constrainx.constraints._numbers import as_gamma
+from constrainx.constraints._on_weights import OnWeights, bind_to_weights
 from constrainx.constraints._restore import restore_variables
 from constrainx.constraints._view import (
     find_stale,
@@ -56,6 +57,7 @@ class Member:
             knows them; None otherwise. It takes ``step=`` where ``function`` does.
         takes_step: whether they do.
         one_sided: whether the rows, which are then at least zero, may fall faster than γ asks.
+        on_weights: its own step, if it knows that.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Member:
     nearest: Callable[..., PyTree] | None = None
     takes_step: bool = False
     one_sided: bool = False
+    on_weights: OnWeights | None = None
 
     def at(self, step: Array) -> Member:
         """The constraint as it is at a step; before this, it is what must hold in the end."""
@@ -354,6 +357,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         nearest=nearest if hasattr(constraint, "nearest") else None,
         takes_step=takes_step,
         one_sided=constraint.is_one_sided,
+        on_weights=bind_to_weights(constraint, found.path, model),
     )
 
 
