@@ -34,7 +34,8 @@ class Constraint:
     A subclass with fields of its own is a dataclass, too: ``@dataclasses.dataclass(frozen=True)``.
     A subclass with ``kind = "inequality"`` holds where its residual is at most zero. A subclass
     whose set is an affine one of the parameters may have a method ``nearest(self, model)`` that
-    moves the model to its nearest point of the set, in place; the step then needs no solver.
+    moves the model to its nearest point of the set, in place; the step then needs no solver. The
+    same goes for methods ``select`` and ``correct``, see `UnitNorm` for an example.
 
     Attributes:
         name: its name in logs; by default made from the name of the class.
@@ -52,6 +53,7 @@ class Constraint:
         placement: where the null-space step projects its rows, "gradient", "update" or "twice", see
             `NullSpace`. None stands for "twice" where the rows depend on the parameters alone, and
             for "gradient" where they depend on the batch or the key, too.
+        one_sided: whether rows that are norms may fall faster than γ asks, J Δθ ≤ −γ c.
     """
 
     kind: ClassVar[Literal["equality", "inequality"]] = "equality"
@@ -66,7 +68,7 @@ class Constraint:
     every: int = 1
     tolerance: float = 1e-3
     placement: Placement | None = None
-    one_sided: bool | None = None
+    one_sided: bool = False
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -135,7 +137,7 @@ class Constraint:
     @property
     def is_one_sided(self) -> bool:
         """Whether the rows of this equality may fall faster than γ asks."""
-        return self.kind == "equality" and bool(self.one_sided)
+        return self.kind == "equality" and self.one_sided
 
     @property
     def _has_norms(self) -> bool:

@@ -59,7 +59,7 @@ class SpectralNorm(Constraint):
     kind: ClassVar[Literal["equality", "inequality"]] = "inequality"
 
     at_most: float
-    of: Callable[[Any], PyTree[Float[Array, "..."]]] | None = None
+    of: Callable[[Any], PyTree[Float[Array, ...]]] | None = None
     values: int = 4
     iterations: int = 20
     gamma: float | Callable[[Any], Any] = dataclasses.field(default=1.0, kw_only=True)
@@ -85,7 +85,7 @@ class SpectralNorm(Constraint):
             for matrix in jax.tree.leaves(self.select(model))
         ]
 
-    def select(self, model: Any) -> PyTree[Float[Array, "..."]]:
+    def select(self, model: Any) -> PyTree[Float[Array, ...]]:
         """Returns the matrices that are bounded, in stacks."""
         if self.of is None:
             return _find_kernels(model)
@@ -121,7 +121,7 @@ class SpectralNorm(Constraint):
         return jnp.maximum(jnp.max(jnp.stack(norms)) - self.at_most, 0)
 
 
-def _find_kernels(model: Any) -> list[Float[Array, "..."]]:
+def _find_kernels(model: Any) -> list[Float[Array, ...]]:
     """The kernels of dense layers and convolutions as matrices, each once."""
     found: dict[int, Array] = {}
     for _, module in nnx.iter_modules(model):

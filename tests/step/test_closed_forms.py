@@ -87,7 +87,8 @@ def test_the_known_step_is_that_of_the_gram_matrix(name, x64):
     found, state = take(constraint, model, parameters, negative, solver="auto", gamma=0.7)
     assert_close(found, dense.update, atol=1e-12)
     report = cx.reports(state)[constraint.label]
-    assert report.resolved and report.iterations == 0
+    assert report.resolved
+    assert report.iterations == 0
     rows = dense.rows[constraint.label]
     np.testing.assert_allclose(report.violation, jnp.sqrt(jnp.mean(rows**2)), rtol=1e-6)
 
@@ -149,7 +150,7 @@ def test_what_is_not_merely_selected_is_linearised(of, x64):
 
 
 def test_weights_that_must_stay_are_linearised_around(x64):
-    model, parameters, vector = make()
+    model, parameters, _vector = make()
     constraint = cx.UnitNorm(
         CONSTRAINTS["unit in two layers"].of, wrt=nnx.All(nnx.Param, nnx.PathContains("first"))
     )
@@ -220,7 +221,8 @@ def test_affine_equations_without_sense_are_refused(matrix, offset, axis, messag
 
 def test_affine_equations_compare_by_value_and_name_a_wrong_shape():
     first, second = (cx.Affine(jnp.ravel, [[1.0, 2.0]], offset) for offset in (0.0, 1.0))
-    assert first == cx.Affine(jnp.ravel, np.array([[1.0, 2.0]])) and first != second
+    assert first == cx.Affine(jnp.ravel, np.array([[1.0, 2.0]]))
+    assert first != second
     assert hash(first) == hash(dataclasses.replace(first))
     with pytest.raises(ValueError, match="has 2 columns, but `of` selects an array of shape"):
         first.residual(jnp.ones(3), None, key=None)
