@@ -7,6 +7,7 @@ from constrainx.checks import Diagnosed as Diagnosed
 from constrainx.checks import Diagnosis as Diagnosis
 from constrainx.checks import certify as certify
 from constrainx.checks import diagnose as diagnose
+from constrainx.constraints import Affine as Affine
 from constrainx.constraints import AtMost as AtMost
 from constrainx.constraints import Attached as Attached
 from constrainx.constraints import Composed as Composed
@@ -23,6 +24,7 @@ from constrainx.constraints import OutputConstraint as OutputConstraint
 from constrainx.constraints import OutputEquals as OutputEquals
 from constrainx.constraints import Reduction as Reduction
 from constrainx.constraints import Sketch as Sketch
+from constrainx.constraints import SpectralNorm as SpectralNorm
 from constrainx.constraints import UnitNorm as UnitNorm
 from constrainx.constraints import attach as attach
 from constrainx.constraints import compose as compose

@@ -4,6 +4,7 @@ from constrainx.constraints import groups as groups
 from constrainx.constraints import masks as masks
 from constrainx.constraints import reductions as reductions
 from constrainx.constraints import representations as representations
+from constrainx.constraints._affine import Affine as Affine
 from constrainx.constraints._attach import Attached as Attached
 from constrainx.constraints._attach import at_path as at_path
 from constrainx.constraints._attach import attach as attach
@@ -25,10 +26,12 @@ from constrainx.constraints._mask_budget import MaskBudget as MaskBudget
 from constrainx.constraints._numbers import as_count as as_count
 from constrainx.constraints._numbers import as_gamma as as_gamma
 from constrainx.constraints._numbers import as_number as as_number
+from constrainx.constraints._on_weights import Corrected as Corrected
 from constrainx.constraints._output import OutputAtMost as OutputAtMost
 from constrainx.constraints._output import OutputConstraint as OutputConstraint
 from constrainx.constraints._output import OutputEquals as OutputEquals
 from constrainx.constraints._prune import prune as prune
+from constrainx.constraints._spectral_norm import SpectralNorm as SpectralNorm
 from constrainx.constraints._view import reseed_streams as reseed_streams
 from constrainx.constraints._weights import Orthogonality as Orthogonality
 from constrainx.constraints._weights import UnitNorm as UnitNorm

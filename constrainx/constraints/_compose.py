@@ -19,6 +19,7 @@ from constrainx.constraints._attach import Attached, at_path, constraints_of
 from constrainx.constraints._constraint import Constraint, Placement
 from constrainx.constraints._explicit import replicate
 from constrainx.constraints._numbers import as_gamma
+from constrainx.constraints._on_weights import OnWeights, bind_to_weights
 from constrainx.constraints._restore import restore_variables
 from constrainx.constraints._view import (
     find_stale,
@@ -55,6 +56,8 @@ class Member:
         nearest: (parameters, module) ↦ the nearest parameters that satisfy the constraint, if it
             knows them; None otherwise. It takes ``step=`` where ``function`` does.
         takes_step: whether they do.
+        one_sided: whether the rows, which are then at least zero, may fall faster than γ asks.
+        on_weights: its own step, if it knows that.
     """
 
     name: str
@@ -73,6 +76,8 @@ class Member:
     model: nnx.Module | None = None
     nearest: Callable[..., PyTree] | None = None
     takes_step: bool = False
+    one_sided: bool = False
+    on_weights: OnWeights | None = None
 
     def at(self, step: Array) -> Member:
         """The constraint as it is at a step; before this, it is what must hold in the end."""
@@ -98,6 +103,11 @@ class Member:
     def acts_always(self) -> bool:
         """Whether there is no step at which the constraint does not act."""
         return self.start == 0 and self.every == 1 and self.stop is None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether a step may leave the rows lower than it is asked to, J u ≤ t."""
+        return self.kind == "inequality" or self.one_sided
 
     def measure(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
         """The constraint's own figure of its violation, for the whole model."""
@@ -356,6 +366,8 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         model=model,
         nearest=nearest if hasattr(constraint, "nearest") else None,
         takes_step=takes_step,
+        one_sided=constraint.is_one_sided,
+        on_weights=bind_to_weights(constraint, found.path, model),
     )
 
 

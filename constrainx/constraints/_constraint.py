@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints._numbers import as_count, as_gamma, as_number
 from constrainx.constraints._reduce import NamedReduction, as_reduction
 from constrainx.constraints.reductions import Reduction, flatten, root_mean_square
-from constrainx.errors import check_choice
+from constrainx.errors import ArgumentError, check_choice
 
 # Where the null-space step projects a constraint's rows.
 Placement: TypeAlias = Literal["twice", "update", "gradient"]
@@ -34,7 +34,8 @@ class Constraint:
     A subclass with fields of its own is a dataclass, too: ``@dataclasses.dataclass(frozen=True)``.
     A subclass with ``kind = "inequality"`` holds where its residual is at most zero. A subclass
     whose set is an affine one of the parameters may have a method ``nearest(self, model)`` that
-    moves the model to its nearest point of the set, in place; the step then needs no solver.
+    moves the model to its nearest point of the set, in place; the step then needs no solver. The
+    same goes for methods ``select`` and ``correct``, see `UnitNorm` for an example.
 
     Attributes:
         name: its name in logs; by default made from the name of the class.
@@ -52,6 +53,7 @@ class Constraint:
         placement: where the null-space step projects its rows, "gradient", "update" or "twice", see
             `NullSpace`. None stands for "twice" where the rows depend on the parameters alone, and
             for "gradient" where they depend on the batch or the key, too.
+        one_sided: whether rows that are norms may fall faster than γ asks, J Δθ ≤ −γ c.
     """
 
     kind: ClassVar[Literal["equality", "inequality"]] = "equality"
@@ -66,6 +68,7 @@ class Constraint:
     every: int = 1
     tolerance: float = 1e-3
     placement: Placement | None = None
+    one_sided: bool = False
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -89,6 +92,13 @@ class Constraint:
             check_choice("placement", self.placement, get_args(Placement), owner=owner)
         for name, number in numbers.items():
             object.__setattr__(self, name, number)
+        if self.one_sided and not self._has_norms:
+            raise ArgumentError(
+                f"`{owner}(one_sided=True, reduce={self.reduce!r})`: only rows that are never "
+                'negative may fall faster than γ asks. Use `reduce="norm"`, `reduce="rms"` or '
+                "`Norm(groups=...)`, or leave `one_sided` out; a reduction of your own needs the "
+                "attribute `nonnegative = True`."
+            )
 
     def residual(self, model: Any, batch: Any, *, key: Array) -> PyTree[Float[Array, ...]]:
         """Returns what is zero when the constraint holds: any pytree of real arrays.
@@ -142,6 +152,16 @@ class Constraint:
     def has_scale(self) -> bool:
         """Whether the violation is small or large in comparison with something."""
         return type(self).scale is not Constraint.scale
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether the rows of this equality may fall faster than γ asks."""
+        return self.kind == "equality" and self.one_sided
+
+    @property
+    def _has_norms(self) -> bool:
+        reduction = as_reduction(self.reduce, owner=type(self).__name__, kind=self.kind)
+        return bool(getattr(reduction, "nonnegative", False))
 
     @property
     def label(self) -> str:

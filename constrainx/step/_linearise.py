@@ -153,7 +153,7 @@ def explain_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -
         return "gram", 'solver="gram" was given'
     point = _separate(solver, point, counts)
     shared = sum(n for m, n in zip(point.constraints, counts, strict=True) if m.slices is None)
-    exact = any(member.kind == "inequality" for member in point.constraints)
+    exact = any(member.is_bounded for member in point.constraints)
     most = ROWS_WITH_INEQUALITIES if exact else ROWS_WITH_STORED_GRADIENTS
     limit = f"the {most} up to which it is worth a Gram matrix"
     if shared > most:
@@ -173,7 +173,7 @@ def _separate(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> Po
     """The point with a slice of the batch for each row of constraints that allow it."""
     if not isinstance(solver, str):
         return point
-    exact = any(member.kind == "inequality" for member in point.constraints)
+    exact = any(member.is_bounded for member in point.constraints)
     most = ROWS_WITH_INEQUALITIES if exact else ROWS_OF_SINGLE_EXAMPLES
     return separate_examples(point, counts, rows=range(ROWS_WITH_STORED_GRADIENTS + 1, most + 1))
 

@@ -24,7 +24,7 @@ from constrainx.step._linearise import (
 )
 from constrainx.step._method import Optimize, Point, Taken
 from constrainx.step._project import correct_stage, report_corrections
-from constrainx.step._rows import Layout, Stage, check_overshoot
+from constrainx.step._rows import STAGES, Layout, Stage, check_overshoot
 from constrainx.step._system import Correction
 
 Metric: TypeAlias = Literal["identity", "optimizer"]
@@ -90,34 +90,48 @@ class NullSpace:
     ) -> Taken:
         """One step, with one Jacobian for both of its stages."""
         known, others = self._split_closed_forms(point)
+        if not known:
+            return self._take_rows(point, gradients, optimize, multipliers)
+        exist: dict[str, Array] = {}
+        shares = {"gradient": jnp.zeros(()), "update": jnp.zeros(())}
 
         @jax.named_scope("solve")
-        def correct(vector: PyTree, stage: Stage) -> PyTree:
+        def correct(vector: PyTree, stage: Stage, reach: Array | None = None) -> PyTree:
+            squared, removed = dot(vector, vector), jnp.zeros(())
             for form in known:
-                vector = form.correct(vector, stage)
+                found = form.correct(vector, stage, reach=reach)
+                vector, removed = found.vector, removed + found.removed
+                if stage in STAGES[form.placement]:
+                    exist[form.member.name] = found.exists
+            shares[stage] = _measure_share(removed, squared)
             return vector
 
         def optimize_and_correct(gradients: PyTree) -> tuple[PyTree, optax.OptState]:
             update, state = optimize(gradients)
             return correct(update, "update"), state
 
-        if known:
-            descent = correct(jax.tree.map(jnp.negative, gradients), "gradient")
+        foresees = any(form.foresees for form in known)
+        reach = _measure_reach(gradients, optimize) if foresees else None
+        first: Stage = "update"
+        if any("gradient" in STAGES[form.placement] for form in known):
+            first = "gradient"
+            descent = correct(jax.tree.map(jnp.negative, gradients), first, reach)
             gradients = jax.tree.map(jnp.negative, descent)
         taken = self._take_rows(others, gradients, optimize_and_correct, multipliers)
-        reports = {form.member.name: form.report() for form in known}
-        return taken._replace(reports={**reports, **taken.reports})
+        reports = {form.member.name: form.report(exist[form.member.name]) for form in known}
+        left = (1 - shares[first]) * (1 - taken.removed)
+        return taken._replace(reports={**reports, **taken.reports}, removed=1 - left)
 
     def _split_closed_forms(self, point: Point) -> tuple[list[ClosedForm], Point]:
         """The constraints that need no solver, and a point with the others."""
         if self.solver != "auto" or self.metric != "identity":
             return [], point
-        members, others = split_closed_forms(point)
+        found, others = split_closed_forms(point)
         forms = []
-        for member in members:
-            place = self.choose_placement(member) or "twice"
-            check_overshoot(member, place)
-            forms.append(ClosedForm(member, point, place))
+        for form in found:
+            place = self.choose_placement(form.member) or "twice"
+            check_overshoot(form.member, place)
+            forms.append(dataclasses.replace(form, placement=place))
         return forms, point._replace(constraints=others) if forms else point
 
     def _take_rows(
@@ -171,10 +185,12 @@ def _measure_removed(before: PyTree, found: Correction) -> Float[Array, ""]:
     Where the pull γ c is a part of the gradient, it adds to what is left. So this is at most the
     share of the gradient in the span of the rows, and equal to it where c is zero.
     """
-    squared = dot(before, before)
-    left = squared - _measure_loss(before, found)
-    share = left / jnp.where(squared > 0, squared, 1)
-    return jax.lax.stop_gradient(jnp.where(squared > 0, jnp.clip(1 - share, 0, 1), 0))
+    return _measure_share(_measure_loss(before, found), dot(before, before))
+
+
+def _measure_share(removed: Float[Array, ""], squared: Float[Array, ""]) -> Float[Array, ""]:
+    share = removed / jnp.where(squared > 0, squared, 1)
+    return jax.lax.stop_gradient(jnp.where(squared > 0, jnp.clip(share, 0, 1), 0))
 
 
 def _measure_loss(before: PyTree, found: Correction) -> Float[Array, ""]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from constrainx.constraints import Composed
+from constrainx.constraints import Composed, Member
 from constrainx.step._iterative_system import INACCURATE
 from constrainx.step._linearise import SolverChoice, any_acts, linearise, trace_members
 from constrainx.step._method import Point, measure_excess
@@ -138,15 +138,15 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
         found = corrections[stage]
         values, after, before, target, acts, slack = (part[member.name] for part in named[stage])
         violation = jnp.sqrt(jnp.mean(jnp.square(measure_excess(member, values))))
-        left = measure_excess(member, after - target)
+        left = _measure_undone(member, after - target)
         active = jnp.any(acts)
         # Row by row, because the room or the units of some are no excuse for others: a tenth of
         # γ c, a tenth of the tolerance, and what an inexact solve leaves of J u + γ c.
         allowed = 0.1 * (jnp.abs(target) + member.tolerance) + slack
-        allowed += INACCURATE * jnp.abs(measure_excess(member, before - target))
+        allowed += INACCURATE * jnp.abs(_measure_undone(member, before - target))
         # A row that is not a number is not fulfilled.
         fulfilled = jnp.all(~acts | (jnp.abs(left) <= allowed))
-        if member.kind == "inequality":
+        if member.is_bounded:
             # With the wrong rows active a step may obey, and be far from the nearest that does.
             fulfilled &= found.converged
         reports[member.name] = Report(
@@ -158,6 +158,11 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
             converged=found.converged,
         )
     return reports
+
+
+def _measure_undone(member: Member, change: Array) -> Array:
+    """By how much rows change other than they should: not at all if they may fall further."""
+    return jnp.maximum(change, 0) if member.is_bounded else change
 
 
 def _name_parts(layout: Layout, found: Correction) -> list[dict[str, Array]]:

@@ -133,7 +133,7 @@ class Layout(NamedTuple):
             ]
         )
         # Known before anything runs, and NumPy's, so that it stays known inside of `jax.jit`.
-        inequality = np.repeat([m.kind == "inequality" for m in members], self.counts)
+        inequality = np.repeat([m.is_bounded for m in members], self.counts)
         target = jnp.where(inequality & (values <= 0), -values, -gamma * values)
         if stage == "gradient" and "twice" in places:
             twice = self.spread([jnp.asarray(place == "twice") for place in places])

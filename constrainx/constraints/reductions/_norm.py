@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,8 @@ class Norm:
     Attributes:
         groups: the number of rows, which must divide the batch; None for one row per example.
     """
+
+    nonnegative: ClassVar[bool] = True
 
     groups: int | None = None
 

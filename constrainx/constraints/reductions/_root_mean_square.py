@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
@@ -15,6 +16,8 @@ from constrainx.constraints.reductions._reduction import Reduction, Rows
 @dataclasses.dataclass(frozen=True)
 class RootMeanSquare:
     """One row: the root mean square of all residuals. ``reduce="rms"`` is short for it."""
+
+    nonnegative: ClassVar[bool] = True
 
     def __call__(self, residual: PyTree, *, key: Array) -> Rows:  # noqa: ARG002
         """Returns the root mean square as a vector with one entry."""
