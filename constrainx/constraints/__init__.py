@@ -23,8 +23,8 @@ from constrainx.constraints._jacobian_symmetry import JacobianSymmetry as Jacobi
 from constrainx.constraints._live import find_live_inputs as find_live_inputs
 from constrainx.constraints._mask_budget import MaskBudget as MaskBudget
 from constrainx.constraints._numbers import as_count as as_count
-from constrainx.constraints._numbers import as_gamma as as_gamma
 from constrainx.constraints._numbers import as_number as as_number
+from constrainx.constraints._numbers import as_number_or_schedule as as_number_or_schedule
 from constrainx.constraints._output import OutputAtMost as OutputAtMost
 from constrainx.constraints._output import OutputConstraint as OutputConstraint
 from constrainx.constraints._output import OutputEquals as OutputEquals

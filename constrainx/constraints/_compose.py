@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PyTree
 from constrainx.constraints._attach import Attached, at_path, constraints_of
 from constrainx.constraints._constraint import Constraint, Placement
 from constrainx.constraints._explicit import replicate
-from constrainx.constraints._numbers import as_gamma
+from constrainx.constraints._numbers import as_number_or_schedule
 from constrainx.constraints._restore import restore_variables
 from constrainx.constraints._view import (
     find_stale,
@@ -41,6 +41,7 @@ class Member:
         function: (parameters, batch, key, module) ↦ rows. If the rows change from step to step, it
             takes ``step=``, too, see `at`.
         gamma: a number or an Optax schedule.
+        damping: how soft its rows are, a number or an Optax schedule.
         start: the first step at which it acts.
         stop: the first step at which it no longer acts, or None.
         every: it acts at every multiple of this many steps after ``start``.
@@ -64,6 +65,7 @@ class Member:
     stop: int | None = None
     every: int = 1
     tolerance: float = 1e-3
+    damping: float | Callable[[Any], Any] = 0.0
     kind: Literal["equality", "inequality"] = "equality"
     slices: Callable[[PyTree], int] | None = None
     examples: int | None = None
@@ -84,10 +86,16 @@ class Member:
 
     def gamma_at(self, step: Array) -> Float[Array, ""]:
         """γ at a step, and not a number where a schedule returns one that is not allowed."""
-        if not callable(self.gamma):
-            return jnp.asarray(self.gamma, float)
-        gamma = jnp.asarray(self.gamma(step), float)
-        return jnp.where(jnp.isfinite(gamma) & (gamma >= 0), gamma, jnp.nan)
+        return _read_schedule(self.gamma, step)
+
+    def damping_at(self, step: Array) -> Float[Array, ""]:
+        """μ at a step, and not a number where a schedule returns one that is not allowed."""
+        return _read_schedule(self.damping, step)
+
+    @property
+    def is_soft(self) -> bool:
+        """Whether its rows may be damped at some step."""
+        return callable(self.damping) or self.damping > 0
 
     def acts_at(self, step: Array) -> Array:
         """Whether the constraint acts at a step."""
@@ -243,7 +251,7 @@ def compose(
             "attached with `cx.attach(model, ...)`."
         )
     if gamma is not None:
-        gamma = as_gamma(gamma, argument="gamma=...")
+        gamma = as_number_or_schedule(gamma, argument="gamma=...")
         members = [dataclasses.replace(member, gamma=gamma) for member in members]
     return Composed(tuple(_with_unique_names(members)))
 
@@ -333,6 +341,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         name=constraint.label,
         function=rows,
         gamma=constraint.gamma,
+        damping=constraint.damping,
         start=constraint.start,
         stop=constraint.stop,
         every=constraint.every,
@@ -347,6 +356,14 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         nearest=nearest if hasattr(constraint, "nearest") else None,
         takes_step=takes_step,
     )
+
+
+def _read_schedule(value: float | Callable[[Any], Any], step: Array) -> Float[Array, ""]:
+    """A number at a step, and not a number where a schedule returns one that is not allowed."""
+    if not callable(value):
+        return jnp.asarray(value, float)
+    number = jnp.asarray(value(step), float)
+    return jnp.where(jnp.isfinite(number) & (number >= 0), number, jnp.nan)
 
 
 def takes_argument(function: Callable[..., Any], name: str) -> bool:

@@ -26,7 +26,7 @@ def split_closed_forms(point: Point) -> tuple[tuple[Member, ...], Composed]:
     """The constraints that can be corrected by themselves, and all others.
 
     One whose parameters another constraint may move as well is not corrected by itself, because
-    each would undo some of what the other did.
+    each would undo some of what the other did. A soft constraint has no nearest point.
     """
     members = list(point.constraints)
     moved = [_list_movable(member, point.parameters) for member in members]
@@ -34,6 +34,7 @@ def split_closed_forms(point: Point) -> tuple[tuple[Member, ...], Composed]:
         member
         for i, member in enumerate(members)
         if member.nearest is not None
+        and not member.is_soft
         and not any(moved[i] & moved[j] for j in range(len(members)) if j != i)
     )
     return alone, Composed(tuple(member for member in members if member not in alone))

@@ -15,7 +15,14 @@ from constrainx.step._jacobian import StackedJacobian
 from constrainx.step._memory import keep_in_memory
 from constrainx.step._multipliers import find_active_rows, is_optimal, solve_gram
 from constrainx.step._rows import Rows
-from constrainx.step._system import LONGEST_STEP, Correction, leave, measure_longest, subtract
+from constrainx.step._system import (
+    LONGEST_STEP,
+    Correction,
+    leave,
+    measure_longest,
+    scale_damping,
+    subtract,
+)
 
 # The solution of a quadratic program is accepted if its objective is certain to this part of the
 # squared length of the change, which bounds half of the squared distance from the nearest vector.
@@ -51,11 +58,18 @@ class GramSystem(NamedTuple):
         # Rows that are closer to each other than this, as an angle, cannot be told apart by G.
         angle = math.sqrt(2 * max(len(excess), 16) * float(jnp.finfo(gram.dtype).eps))
         slack = 2 * angle * lengths * measure_longest(excess, lengths, rows, active)
+        damping = jnp.zeros_like(excess)
+        damped = gram
+        if rows.damping is not None:
+            counts = [len(part.values) for part in self.jacobian.parts]
+            damping = scale_damping(rows.damping, jnp.square(lengths), counts)
+            damped = gram + jnp.diag(damping)
         if np.any(rows.inequality):
             active, found = find_active_rows(
-                gram, excess, active, jnp.asarray(rows.inequality), symmetric=symmetric
+                damped, excess, active, jnp.asarray(rows.inequality), symmetric=symmetric
             )
-        multipliers = solve_gram(gram, excess, active, symmetric=symmetric)
+        multipliers = solve_gram(damped, excess, active, symmetric=symmetric)
+        yielded = damping * multipliers
         change = self.jacobian.rmatvec(multipliers, vector)
         if metric is not None:
             change = jax.tree.map(jnp.multiply, metric, change)
@@ -65,8 +79,8 @@ class GramSystem(NamedTuple):
             found &= is_optimal(
                 multipliers,
                 excess,
-                excess - moved,
-                lengths,
+                excess - moved - yielded,
+                jnp.sqrt(jnp.square(lengths) + damping),
                 rows.acts,
                 jnp.asarray(rows.inequality),
                 rounding=4 * jnp.finfo(gram.dtype).eps * (jnp.abs(before) + jnp.abs(rows.target)),
@@ -83,7 +97,7 @@ class GramSystem(NamedTuple):
             multipliers=multipliers,
             iterations=jnp.ones((), jnp.int32),
             converged=found & jnp.all(jnp.isfinite(multipliers)),
-            slack=slack,
+            slack=slack + jnp.abs(yielded),
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
+from constrainx.linalg import LSMR, Reason, Solver, dot, lstsq, norm
 from constrainx.step._bounded import Bounded, solve_bounded
 from constrainx.step._rows import Rows
-from constrainx.step._system import LONGEST_STEP, Correction, leave, measure_longest, subtract
+from constrainx.step._system import (
+    LONGEST_STEP,
+    Correction,
+    leave,
+    measure_longest,
+    scale_damping,
+    subtract,
+)
 
 # In training, a step need not be more exact than the linearisation it is based on. What it leaves
 # undone may be this fraction of γ c, so that the tolerance follows the violation, down to rtol.
@@ -32,7 +39,8 @@ class Solved(NamedTuple):
 
     Attributes:
         change: D Jᵀλ.
-        moved: J D Jᵀλ.
+        moved: J D Jᵀλ + m λ, which is what the rows ask for.
+        yielded: m λ of it, which damping gives them instead of moving them.
         iterations: how many it took.
         converged: whether it did.
         undone: the norm of what a user's solver left of rows that it found compatible, in the units
@@ -41,6 +49,7 @@ class Solved(NamedTuple):
 
     change: PyTree
     moved: Float[Array, " rows"]
+    yielded: Float[Array, " rows"]
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
     undone: Float[Array, " rows"]
@@ -81,9 +90,12 @@ class IterativeSystem(NamedTuple):
         before = rows.sign * self.linear(self._hold(cast) if rows.movable_alone else cast)
         excess = before - rows.target
         lengths = self.scales
+        damping = self._measure_damping(rows, metric)
         if np.any(rows.inequality):
-            active, lengths, found = jax.lax.stop_gradient(self._find_active(excess, rows, metric))
-            solved = self._solve(excess, rows, active, metric, lengths)
+            active, lengths, found = jax.lax.stop_gradient(
+                self._find_active(excess, rows, damping, metric)
+            )
+            solved = self._solve(excess, rows, active, damping, metric, lengths)
             left = (excess - solved.moved) / lengths
             violated = rows.acts & rows.inequality & (left > self._slack(excess / lengths))
             solved = solved._replace(
@@ -91,7 +103,7 @@ class IterativeSystem(NamedTuple):
                 converged=solved.converged & found.converged & ~jnp.any(violated),
             )
         else:
-            solved = self._solve(excess, rows, rows.acts, metric, lengths)
+            solved = self._solve(excess, rows, rows.acts, damping, metric, lengths)
         # The lengths of single rows are not known here, but that of the step is.
         bound = LONGEST_STEP / float(jnp.finfo(excess.dtype).eps)
         longest = bound * (1 + norm(parameters)) + 2 * norm(vector)
@@ -104,21 +116,41 @@ class IterativeSystem(NamedTuple):
             vector=subtract(vector, solved.change, rows.sign),
             rows=rows,
             before=before,
-            after=before - jnp.where(is_sane, solved.moved, 0),
+            after=before - jnp.where(is_sane, solved.moved - solved.yielded, 0),
             multipliers=None,
             iterations=solved.iterations,
             converged=solved.converged,
             # A user's solver may leave more; and ten per cent for rounding.
             slack=INACCURATE * lengths * measure_longest(excess, lengths, rows, rows.acts)
-            + 1.1 * solved.undone,
+            + 1.1 * solved.undone
+            + jnp.abs(solved.yielded),
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
         """The same vector."""
         return leave(vector, rows, None)
 
+    def _measure_damping(self, rows: Rows, metric: PyTree | None) -> Float[Array, " rows"] | None:
+        """The damping m of each row, or None; a mean length is known to ten per cent or so."""
+        if rows.damping is None:
+            return None
+        if len(self.values) > 1:
+            squares = jnp.square(self._estimate_lengths(metric))
+        else:
+            (gradient,) = jax.linear_transpose(self.linear, self.parameters)(
+                jnp.ones_like(self.values)
+            )
+            gradient = self._hold(gradient)
+            scaled = gradient if metric is None else jax.tree.map(jnp.multiply, metric, gradient)
+            squares = dot(gradient, scaled)[None]
+        return scale_damping(rows.damping, squares, self.counts)
+
     def _find_active(
-        self, excess: Float[Array, " rows"], rows: Rows, metric: PyTree | None
+        self,
+        excess: Float[Array, " rows"],
+        rows: Rows,
+        damping: Float[Array, " rows"] | None,
+        metric: PyTree | None,
     ) -> tuple[Bool[Array, " rows"], Float[Array, " rows"], Bounded]:
         """The rows that are active in the quadratic program, and the length of every row.
 
@@ -135,7 +167,8 @@ class IterativeSystem(NamedTuple):
             change = self._hold(transpose(weights * multipliers)[0])
             if metric is not None:
                 change = jax.tree.map(jnp.multiply, metric, change)
-            return weights * self.linear(change)
+            soft = 0 if damping is None else damping * jnp.square(weights) * multipliers
+            return weights * self.linear(change) + soft
 
         asked = jnp.where(rows.inequality, jnp.maximum(excess, 0), excess)
         found = solve_bounded(
@@ -169,6 +202,7 @@ class IterativeSystem(NamedTuple):
         excess: Array,
         rows: Rows,
         active: Bool[Array, " rows"],
+        damping: Float[Array, " rows"] | None,
         metric: PyTree | None,
         scales: Float[Array, " rows"],
     ) -> Solved:
@@ -176,7 +210,7 @@ class IterativeSystem(NamedTuple):
         # The constraint that asks for the least sets the tolerance.
         tolerance = UNDONE * jnp.min(jnp.stack(targets))
         if self.solver is not None:
-            solved, is_compatible = self._solve_once(excess, active, metric, scales, None)
+            solved, is_compatible = self._solve_once(excess, active, damping, metric, scales, None)
             # What a user's solver leaves within its own tolerance is the user's choice.
             return solved._replace(undone=jnp.where(is_compatible, solved.undone, 0))
         # A tolerance for the norm of all rows says little about one of many, so go on if one is
@@ -187,12 +221,13 @@ class IterativeSystem(NamedTuple):
 
         def improve(solved: Solved, tolerance: Array) -> tuple[Solved, Bool[Array, ""]]:
             left = excess - solved.moved
-            more, is_compatible = self._solve_once(left, active, metric, scales, tolerance)
+            more, is_compatible = self._solve_once(left, active, damping, metric, scales, tolerance)
             moved = solved.moved + more.moved
             is_short = jnp.any(active & (jnp.abs(excess - moved) / scales > allowed))
             total = more._replace(
                 change=jax.tree.map(jnp.add, solved.change, more.change),
                 moved=moved,
+                yielded=solved.yielded + more.yielded,
                 iterations=solved.iterations + more.iterations,
             )
             return total, is_short & is_compatible
@@ -206,6 +241,7 @@ class IterativeSystem(NamedTuple):
         nothing = Solved(
             change=jax.tree.map(jnp.zeros_like, self.parameters),
             moved=jnp.zeros_like(excess),
+            yielded=jnp.zeros_like(excess),
             iterations=jnp.zeros((), jnp.int32),
             converged=jnp.ones((), bool),
             undone=jnp.zeros_like(excess),
@@ -219,6 +255,7 @@ class IterativeSystem(NamedTuple):
         self,
         excess: Array,
         active: Bool[Array, " rows"],
+        damping: Float[Array, " rows"] | None,
         metric: PyTree | None,
         scales: Float[Array, " rows"],
         tolerance: Array | None,
@@ -228,15 +265,33 @@ class IterativeSystem(NamedTuple):
         With a tolerance, the inexact solver may stop where the norm of all rows is below it.
         """
         weights = active.astype(excess.dtype) / scales
-        change, info = lstsq(
-            lambda v: weights * self.linear(self._hold(v)),
-            weights * excess,
-            like=self.parameters,
-            preconditioner=None if metric is None else jax.tree.map(jnp.sqrt, metric),
-            reference=None if tolerance is None else tolerance / INEXACT.rtol,
-            solver=INEXACT if self.solver is None else self.solver,
-            is_linear=True,
-        )
+        roots = None if metric is None else jax.tree.map(jnp.sqrt, metric)
+        settings: dict[str, Any] = {
+            "reference": None if tolerance is None else tolerance / INEXACT.rtol,
+            "solver": INEXACT if self.solver is None else self.solver,
+            "is_linear": True,
+        }
+        yielded = jnp.zeros_like(excess)
+        if damping is None:
+            change, info = lstsq(
+                lambda v: weights * self.linear(self._hold(v)),
+                weights * excess,
+                like=self.parameters,
+                preconditioner=roots,
+                **settings,
+            )
+        else:
+            is_soft = damping > 0
+            # The root has no derivative at zero.
+            soft = jnp.where(is_soft, jnp.sqrt(jnp.where(is_soft, damping, 1)), 0)
+            (change, slack), info = lstsq(
+                lambda v: weights * (self.linear(self._hold(v[0])) + soft * v[1]),
+                weights * excess,
+                like=(self.parameters, excess),
+                preconditioner=None if roots is None else (roots, jnp.ones_like(excess)),
+                **settings,
+            )
+            yielded = soft * slack
         # If rows contradict each other, a solver stops for another reason: it cannot get closer.
         is_compatible = info.reason == Reason.RESIDUAL
         # A solver returns the last finite iterate, but a step that is partly known is no step.
@@ -245,7 +300,8 @@ class IterativeSystem(NamedTuple):
         change = self._hold(change)
         solved = Solved(
             change=change,
-            moved=self.linear(change),
+            moved=self.linear(change) + yielded,
+            yielded=yielded,
             iterations=jnp.asarray(info.iterations, jnp.int32),
             converged=jnp.asarray(info.converged),
             undone=scales * info.residual_norm.astype(excess.dtype),

@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 from jaxtyping import PyTree
 
-from constrainx.constraints import Composed, Constraint, as_gamma, compose
+from constrainx.constraints import Composed, Constraint, as_number_or_schedule, compose
 from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from constrainx.step._lagrangian import Lagrangian
 from constrainx.step._linearise import SolverChoice
@@ -129,7 +129,7 @@ def constrain(
     if isinstance(chosen, Unconstrained):
         constraints = Composed(())  # nothing to measure, and nothing to report
         if gamma is not None:
-            as_gamma(gamma, argument="gamma=...")
+            as_number_or_schedule(gamma, argument="gamma=...")
     else:
         constraints = _compose(constraint, model, gamma)
     if hasattr(chosen, "check"):

@@ -52,6 +52,8 @@ class Rows(NamedTuple):
             gradient is projected in the space of what may move; an update must obey as a whole.
         sign: −1 where v is a gradient, of which the step goes the other way: J(−v) = target. The
             sign goes to the few rows, because turning v around would copy it.
+        damping: μ of each row, as a part of the mean squared length of its constraint's rows; None
+            if all rows are hard.
     """
 
     values: Float[Array, " rows"]
@@ -60,6 +62,7 @@ class Rows(NamedTuple):
     inequality: Bool[np.ndarray, " rows"]
     movable_alone: bool = False
     sign: int = 1
+    damping: Float[Array, " rows"] | None = None
 
 
 class Layout(NamedTuple):
@@ -141,6 +144,9 @@ class Layout(NamedTuple):
             if reach is not None:
                 room = jnp.where(inequality, jnp.maximum(-values, 0) / reach, 0)
             target = jnp.where(twice, room, target)
+        damping = None
+        if any(member.is_soft for member in members):
+            damping = self.spread([m.damping_at(step) for m in members]).astype(values.dtype)
         return Rows(
             values,
             target,
@@ -148,4 +154,5 @@ class Layout(NamedTuple):
             inequality,
             movable_alone=stage == "gradient",
             sign=-1 if stage == "gradient" else 1,
+            damping=damping,
         )
