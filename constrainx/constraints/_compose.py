@@ -31,6 +31,9 @@ from constrainx.constraints._view import (
 from constrainx.constraints.reductions import Rows, flatten, slices_of
 from constrainx.errors import ArgumentError, ArgumentTypeError
 
+# What a schedule may be below zero where it should be zero.
+ROUNDING = 1e-6
+
 
 @dataclasses.dataclass(frozen=True)
 class Member:
@@ -363,7 +366,9 @@ def _read_schedule(value: float | Callable[[Any], Any], step: Array) -> Float[Ar
     if not callable(value):
         return jnp.asarray(value, float)
     number = jnp.asarray(value(step), float)
-    return jnp.where(jnp.isfinite(number) & (number >= 0), number, jnp.nan)
+    # A schedule that falls to zero may end a rounding below it.
+    allowed = jnp.isfinite(number) & (number >= -ROUNDING)
+    return jnp.where(allowed, jnp.where(number < 0, 0, number), jnp.nan)
 
 
 def takes_argument(function: Callable[..., Any], name: str) -> bool:

@@ -42,9 +42,9 @@ class Constraint:
             number or an Optax schedule. One is a full Gauss-Newton step.
         damping: μ, how soft the rows are in the null-space step: a number of at least 0 or an Optax
             schedule. Zero is hard. Otherwise a step does what the rows ask for only as far as it
-            is cheap, J Δθ = −γ c − μ ḡ λ, with multipliers λ and the mean squared length ḡ of the
+            is cheap, J Δθ = −γ c + μ ḡ λ, with multipliers λ and the mean squared length ḡ of the
             constraint's rows, so that μ has no unit: at one, a row by itself gets half of what it
-            asks for, and with a large μ the rows pull like a penalty of weight γ / (μ ḡ).
+            asks for. In the gradient, training ends where a penalty of weight γ / (μ ḡ) would.
         wrt: an NNX filter: the parameters that the constraint may move.
         reduce: how residuals become rows: "none", "norm", "mean", "rms", `Norm`, `Sketch`, or any
             object with a method ``__call__(self, residual, *, key)``, see `Reduction`.

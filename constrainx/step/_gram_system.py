@@ -14,13 +14,12 @@ from constrainx.linalg import norm
 from constrainx.step._jacobian import StackedJacobian
 from constrainx.step._memory import keep_in_memory
 from constrainx.step._multipliers import find_active_rows, is_optimal, solve_gram
-from constrainx.step._rows import Rows
+from constrainx.step._rows import Rows, spread
 from constrainx.step._system import (
     LONGEST_STEP,
     Correction,
     leave,
     measure_longest,
-    scale_damping,
     subtract,
 )
 
@@ -58,12 +57,8 @@ class GramSystem(NamedTuple):
         # Rows that are closer to each other than this, as an angle, cannot be told apart by G.
         angle = math.sqrt(2 * max(len(excess), 16) * float(jnp.finfo(gram.dtype).eps))
         slack = 2 * angle * lengths * measure_longest(excess, lengths, rows, active)
-        damping = jnp.zeros_like(excess)
-        damped = gram
-        if rows.damping is not None:
-            counts = [len(part.values) for part in self.jacobian.parts]
-            damping = scale_damping(rows.damping, jnp.square(lengths), counts)
-            damped = gram + jnp.diag(damping)
+        damping = self._find_damping(rows, gram)
+        damped = gram if rows.damping is None else gram + jnp.diag(damping)
         if np.any(rows.inequality):
             active, found = find_active_rows(
                 damped, excess, active, jnp.asarray(rows.inequality), symmetric=symmetric
@@ -97,12 +92,21 @@ class GramSystem(NamedTuple):
             multipliers=multipliers,
             iterations=jnp.ones((), jnp.int32),
             converged=found & jnp.all(jnp.isfinite(multipliers)),
-            slack=slack + jnp.abs(yielded),
+            slack=slack,
+            yielded=yielded,
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
         """The same vector."""
         return leave(vector, rows, jnp.zeros_like(rows.values))
+
+    def _find_damping(self, rows: Rows, gram: Float[Array, "rows rows"]) -> Float[Array, " rows"]:
+        """The damping m of each row."""
+        if rows.damping is None:
+            return jnp.zeros_like(rows.values)
+        counts = [len(part.values) for part in self.jacobian.parts]
+        squares = jnp.split(jnp.diagonal(gram), np.cumsum(counts)[:-1])
+        return rows.damping * spread([jnp.mean(own) for own in squares], counts)
 
     def _find_gram(
         self, rows: Rows, metric: PyTree | None

@@ -138,9 +138,11 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
     for member in layout.constraints:
         stage = STAGES[layout.placements[member.name]][-1]
         found = corrections[stage]
-        values, after, before, target, acts, slack = (part[member.name] for part in named[stage])
+        values, after, before, target, acts, slack, yielded = (
+            part[member.name] for part in named[stage]
+        )
         violation = jnp.sqrt(jnp.mean(jnp.square(measure_excess(member, values))))
-        left = measure_excess(member, after - target)
+        left = measure_excess(member, after - target - yielded)
         active = jnp.any(acts)
         # Row by row, because the room or the units of some are no excuse for others: a tenth of
         # γ c, a tenth of the tolerance, and what an inexact solve leaves of J u + γ c.
@@ -164,5 +166,6 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
 
 def _name_parts(layout: Layout, found: Correction) -> list[dict[str, Array]]:
     rows = found.rows
-    parts = (rows.values, found.after, found.before, rows.target, rows.acts, found.slack)
+    parts = (rows.values, found.after, found.before, rows.target, rows.acts)
+    parts += (found.slack, found.yielded)
     return [layout.name(part) for part in parts]

@@ -21,9 +21,9 @@ class Report(NamedTuple):
             at this step keeps the violation of the last step at which it acted or was measured; it
             is NaN before the first such step.
         met: whether that is within its tolerance.
-        resolved: whether the step does to first order what the constraint asks for, as exactly as
-            the solver's tolerance promises. If not, another constraint contradicts it, or the
-            solver did not converge.
+        resolved: whether the step does to first order what the constraint asks for, less what its
+            damping lets it keep, as exactly as the solver's tolerance promises. If not, another
+            constraint contradicts it, or the solver did not converge.
         active: whether it acted in this step.
         iterations: of the least-squares solver.
         converged: whether the solver did.

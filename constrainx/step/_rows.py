@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -80,9 +80,7 @@ class Layout(NamedTuple):
 
     def spread(self, per_member: list[Array]) -> Array:
         """A figure for each constraint, as one for each row."""
-        return jnp.concatenate(
-            [jnp.broadcast_to(v, (n,)) for v, n in zip(per_member, self.counts, strict=True)]
-        )
+        return spread(per_member, self.counts)
 
     def name(self, rows: Array) -> dict[str, Array]:
         """Rows by constraint."""
@@ -156,3 +154,10 @@ class Layout(NamedTuple):
             sign=-1 if stage == "gradient" else 1,
             damping=damping,
         )
+
+
+def spread(figures: Sequence[Array], counts: Sequence[int]) -> Array:
+    """A figure for each constraint, as one for each of its rows."""
+    return jnp.concatenate(
+        [jnp.broadcast_to(figure, (n,)) for figure, n in zip(figures, counts, strict=True)]
+    )

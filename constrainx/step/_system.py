@@ -9,20 +9,18 @@ that the rows may move,
 Inequalities make that a quadratic program with λ ≥ 0 for their rows and J v' ≤ t. Where v is a
 gradient, all of this is asked of −v.
 
-Soft rows have a slack s of their own, at a price: ‖v' − v‖² + ‖s‖² is smallest subject to
-J v' + √m s = t, so that (J P D Jᵀ + m) λ = J v − t. Here m is the damping μ in units of the mean
-squared length of the rows of the same constraint.
+Soft rows have an unknown s of their own, at a price: ‖v' − v‖²_{D⁻¹} + ‖s‖² is smallest subject to
+J v' = t + √m s, so that (J P D Jᵀ + m) λ = J v − t, and J v' = t + m λ. Here m is the damping μ in
+units of the mean squared length of the rows of the same constraint.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from constrainx.step._rows import Rows
@@ -43,8 +41,8 @@ class Correction(NamedTuple):
         multipliers: λ, or None if the solver was iterative.
         iterations: of the solver.
         converged: whether it did.
-        slack: what the solver, or damping, may leave of a row that it can serve, in the units of
-            that row.
+        slack: what the solver may leave of a row that it can serve, in the units of that row.
+        yielded: m λ, what soft rows keep of what they ask for; zero for hard ones.
     """
 
     vector: PyTree
@@ -55,6 +53,7 @@ class Correction(NamedTuple):
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
     slack: Float[Array, " rows"]
+    yielded: Float[Array, " rows"]
 
 
 class System(Protocol):
@@ -88,21 +87,6 @@ def measure_longest(
     return jnp.max(jnp.where(counts, asked, 0) / jnp.where(counts, lengths, 1), initial=0)
 
 
-def scale_damping(
-    damping: Float[Array, " rows"], squares: Float[Array, " rows"], counts: Sequence[int]
-) -> Float[Array, " rows"]:
-    """The damping m of each row in the units of its square.
-
-    Args:
-        damping: μ of each row, without a unit.
-        squares: the squared lengths of the rows.
-        counts: how many rows each constraint has.
-    """
-    ends = np.cumsum(counts)
-    means = [jnp.mean(squares[end - n : end]) for n, end in zip(counts, ends, strict=True)]
-    return damping * jnp.repeat(jnp.stack(means), np.asarray(counts), total_repeat_length=ends[-1])
-
-
 def leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
     """The same vector, in the form of a correction."""
     nothing = jnp.zeros_like(rows.values)
@@ -115,6 +99,7 @@ def leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
         iterations=jnp.zeros((), jnp.int32),
         converged=jnp.array(True),
         slack=nothing,
+        yielded=nothing,
     )
 
 
