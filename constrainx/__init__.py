@@ -22,6 +22,7 @@ from constrainx.constraints import OutputAtMost as OutputAtMost
 from constrainx.constraints import OutputConstraint as OutputConstraint
 from constrainx.constraints import OutputEquals as OutputEquals
 from constrainx.constraints import Reduction as Reduction
+from constrainx.constraints import Residuals as Residuals
 from constrainx.constraints import Sketch as Sketch
 from constrainx.constraints import UnitNorm as UnitNorm
 from constrainx.constraints import attach as attach

@@ -231,10 +231,10 @@ def _warn_of_hidden(point: Point, warned: set[str]) -> None:
 
 def _advance(state: ConstraintState, taken: Taken, point: Point) -> ConstraintState:
     """The next state; figures keep their dtypes, so that the state's type does not change."""
-    reports, removed = jax.tree.map(
+    reports, removed, trusted = jax.tree.map(
         lambda new, old: jnp.asarray(new, jnp.result_type(old)),
-        (taken.reports, taken.removed),
-        (state.reports, state.removed),
+        (taken.reports, taken.removed, taken.trusted),
+        (state.reports, state.removed, state.trusted),
     )
     for member in point.constraints:
         needed = point.needs(member)
@@ -244,4 +244,4 @@ def _advance(state: ConstraintState, taken: Taken, point: Point) -> ConstraintSt
                 violation=jnp.where(needed, new.violation, old.violation),
                 met=jnp.where(needed, new.met, old.met),
             )
-    return ConstraintState(state.step + 1, reports, taken.multipliers, removed)
+    return ConstraintState(state.step + 1, reports, taken.multipliers, removed, trusted)

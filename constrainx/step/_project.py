@@ -166,6 +166,5 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
 
 def _name_parts(layout: Layout, found: Correction) -> list[dict[str, Array]]:
     rows = found.rows
-    parts = (rows.values, found.after, found.before, rows.target, rows.acts)
-    parts += (found.slack, found.yielded)
-    return [layout.name(part) for part in parts]
+    parts = [rows.values, found.after, found.before, rows.target, rows.acts]
+    return [layout.name(part) for part in (*parts, found.slack, found.yielded)]
