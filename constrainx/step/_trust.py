@@ -36,7 +36,7 @@ def shorten(
     Rows that the update obeys, J u = −γ c, are then obeyed with a smaller γ, and inequalities that
     hold still hold. A schedule that returns something that is not above zero makes it NaN.
     """
-    length = norm(update).astype(jnp.float32)
+    length = norm(update)
     radius = jnp.asarray(trust(step) if callable(trust) else trust, length.dtype)
     radius = jnp.where((radius > 0) & (radius < math.inf), radius, jnp.nan)
     is_long = length > radius
