@@ -23,6 +23,7 @@ from constrainx.constraints import OutputAtMost as OutputAtMost
 from constrainx.constraints import OutputConstraint as OutputConstraint
 from constrainx.constraints import OutputEquals as OutputEquals
 from constrainx.constraints import Reduction as Reduction
+from constrainx.constraints import Residuals as Residuals
 from constrainx.constraints import Sketch as Sketch
 from constrainx.constraints import SpectralNorm as SpectralNorm
 from constrainx.constraints import UnitNorm as UnitNorm

@@ -33,7 +33,7 @@ def check_masks_used(program: Program, state: State, batch: PyTree) -> None:
         tuple(map(str, path)): isinstance(variable, masks.MaskProbability)
         for path, variable in zip(flat.paths, flat.leaves, strict=True)
     }
-    if not any(is_mask.values()):
+    if program.loss is None or not any(is_mask.values()):
         return
 
     def loss(parameters: nnx.State, rest: nnx.State, batch: PyTree) -> Any:

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, PyTree
 
 from constrainx.constraints import Composed, masks, reseed_streams
 from constrainx.errors import ArgumentError, ArgumentTypeError
-from constrainx.runtime import REMOVED
-from constrainx.step import ConstrainedState, reports
+from constrainx.runtime import REMOVED, TRUSTED
+from constrainx.step import ConstrainedState, Report, reports
 from constrainx.trainers._guard import find_not_finite, name_causes
 from constrainx.trainers._learning_rate import LearningRate, read_learning_rate
 from constrainx.trainers._state import Health, State, split_model, start_healthy
@@ -36,7 +36,7 @@ class Program:
         graph: the structure of the model.
         rngs: the model's own random streams, seeded anew in each step.
         wrt: which variables are trained.
-        loss: (model, batch[, key]) ↦ a number, or a number and metrics by name.
+        loss: (model, batch[, key]) ↦ a number, or a number and metrics by name; or None.
         constraints: what must hold, or None.
         optimizer: with the constraints' method around it, if there are any.
         augment: (batch, key) ↦ batch, or None.
@@ -53,7 +53,7 @@ class Program:
     graph: nnx.GraphDef
     rngs: nnx.State
     wrt: Any
-    loss: Callable[..., Any]
+    loss: Callable[..., Any] | None
     constraints: Composed | None
     optimizer: optax.GradientTransformationExtraArgs
     augment: Callable[[Any, Array], Any] | None
@@ -109,6 +109,8 @@ class Program:
             parameters = optax.apply_updates(state.parameters, updates)
             update_norm = _norm(updates)
         found = reports(constraints)
+        if self.loss is None:
+            loss = _add_squares(found)
         new = State(
             step=state.step,
             parameters=parameters,
@@ -141,6 +143,7 @@ class Program:
             }
             metrics |= describe_reports(found, evaluated)
             metrics[REMOVED] = constraints.removed
+            metrics[TRUSTED] = constraints.trusted
         # A step that is skipped counts. One that ends the run does not.
         counts = jnp.ones((), bool) if self.on_nonfinite == "skip" else is_good
         return (
@@ -149,7 +152,9 @@ class Program:
             loss,
         )
 
-    def at(self, state: State, batch: PyTree) -> tuple[PyTree, Array, Callable[[PyTree], Array]]:
+    def at(
+        self, state: State, batch: PyTree
+    ) -> tuple[PyTree, Array, Callable[[PyTree], Array] | None]:
         """What a step sees: the augmented batch, the constraints' key, the loss by parameters."""
         augment_key, loss_key, constraint_key = self._keys(state)
         if self.augment is not None:
@@ -158,7 +163,7 @@ class Program:
         def loss(parameters: PyTree) -> Array:
             return self._loss(parameters, state.rest, batch, loss_key)[0]
 
-        return batch, constraint_key, loss
+        return batch, constraint_key, None if self.loss is None else loss
 
     def _keys(self, state: State) -> Array:
         return jax.random.split(jax.random.fold_in(jax.random.key(self.seed), state.step), 3)
@@ -186,6 +191,9 @@ class Program:
     def _gradients(
         self, state: State, batch: PyTree, key: Array
     ) -> tuple[Array, dict[str, Array], nnx.State, nnx.State]:
+        if self.loss is None:
+            nothing = jax.tree.map(jnp.zeros_like, state.parameters)
+            return jnp.zeros(()), {}, state.rest, nothing
         value = jax.value_and_grad(self._loss, has_aux=True)
         if self.accumulate == 1:
             (loss, (metrics, rest)), gradients = value(state.parameters, state.rest, batch, key)
@@ -214,6 +222,7 @@ class Program:
     def _loss(
         self, parameters: nnx.State, rest: nnx.State, batch: PyTree, key: Array
     ) -> tuple[Array, tuple[dict[str, Array], nnx.State]]:
+        assert self.loss is not None  # its callers see to that
         model_key, loss_key = jax.random.split(key)
         model = self.model(self._cast(parameters), rest, seed=model_key)
         if self.precision != "float32":
@@ -262,6 +271,12 @@ class Program:
 
     def _take_apart(self, state: Any) -> tuple[optax.OptState, PyTree]:
         return (state, ()) if self.constraints is None else state
+
+
+def _add_squares(found: Mapping[str, Report]) -> Float[Array, ""]:
+    """The sum of the mean squares of all rows that acted, which stands in for a loss."""
+    squares = [jnp.where(r.active, jnp.square(r.violation), 0) for r in found.values()]
+    return sum(squares, jnp.zeros(())).astype(jnp.float32)
 
 
 def takes_key(function: Callable[..., Any]) -> bool:

@@ -131,7 +131,9 @@ class Trainer:
             and can `validate`, `trace` and `lower` its step, but not train.
         loss: (model, batch) ↦ a number, or a number and a dictionary of metrics. If it has an
             argument ``key``, that is a new random key in each step. The model is in training mode,
-            and its own random streams are seeded anew in each step.
+            and its own random streams are seeded anew in each step. None is for runs that
+            constraints alone drive, such as `Residuals`: the optimizer then gets gradients of zero,
+            and what is logged as the loss is the sum of the constraints' squared violations.
         optimizer: any Optax transformation.
         data: the training batches, see `constrainx.data`.
         steps: how many steps to take in total.
@@ -155,7 +157,7 @@ class Trainer:
     """
 
     model: nnx.Module
-    loss: Callable[..., Any]
+    loss: Callable[..., Any] | None
     optimizer: optax.GradientTransformation
     data: Batches
     steps: int
@@ -205,6 +207,11 @@ class Trainer:
         composed = self._compose()
         method = as_method(self.method, argument="Trainer(method=...)")
         acting = None if isinstance(method, Unconstrained) else composed
+        if self.loss is None and acting is None:
+            raise ArgumentError(
+                "`Trainer(loss=None)` needs constraints that act, such as `cx.Residuals(...)`: "
+                "without them nothing would change."
+            )
         optimizer = optax.with_extra_args_support(self.optimizer)
         graph, _, rngs, _ = split_model(self.model, self.wrt)
         program = Program(

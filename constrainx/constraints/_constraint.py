@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, PyTree
 
-from constrainx.constraints._numbers import as_count, as_gamma, as_number
+from constrainx.constraints._numbers import as_count, as_number, as_number_or_schedule
 from constrainx.constraints._reduce import NamedReduction, as_reduction
 from constrainx.constraints.reductions import Reduction, flatten, root_mean_square
 from constrainx.errors import ArgumentError, check_choice
@@ -41,6 +41,11 @@ class Constraint:
         name: its name in logs; by default made from the name of the class.
         gamma: the fraction of the violation that a step removes to first order, J Δθ = −γ c: a
             number or an Optax schedule. One is a full Gauss-Newton step.
+        damping: μ, how soft the rows are in the null-space step: a number of at least 0 or an Optax
+            schedule. Zero is hard. Otherwise a step does what the rows ask for only as far as it
+            is cheap, J Δθ = −γ c + μ ḡ λ, with multipliers λ and the mean squared length ḡ of the
+            constraint's rows, so that μ has no unit: at one, a row by itself gets half of what it
+            asks for. In the gradient, training ends where a penalty of weight γ / (μ ḡ) would.
         wrt: an NNX filter: the parameters that the constraint may move.
         reduce: how residuals become rows: "none", "norm", "mean", "rms", `Norm`, `Sketch`, or any
             object with a method ``__call__(self, residual, *, key)``, see `Reduction`.
@@ -60,6 +65,7 @@ class Constraint:
 
     name: str | None = None
     gamma: float | Callable[[Any], Any] = 0.1
+    damping: float | Callable[[Any], Any] = 0.0
     wrt: Any = nnx.Param
     reduce: str | Reduction = "none"
     examples: int | None = None
@@ -75,7 +81,8 @@ class Constraint:
         as_reduction(self.reduce, owner=owner, kind=self.kind)
         # Plain Python numbers, because a constraint must have a hash and arrays have none.
         numbers: dict[str, Any] = {
-            "gamma": as_gamma(self.gamma, argument=f"{owner}(gamma=...)"),
+            "gamma": as_number_or_schedule(self.gamma, argument=f"{owner}(gamma=...)"),
+            "damping": as_number_or_schedule(self.damping, argument=f"{owner}(damping=...)"),
             "tolerance": as_number(self.tolerance, argument=f"{owner}(tolerance=...)", least=0),
             "start": as_count(self.start, argument=f"{owner}(start=...)", least=0),
             "every": as_count(self.every, argument=f"{owner}(every=...)"),

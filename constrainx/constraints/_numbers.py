@@ -61,10 +61,10 @@ def as_number(value: Any, *, argument: str, least: float = -math.inf, fix: str =
     return number
 
 
-def as_gamma(value: Any, *, argument: str) -> float | Schedule:
-    """Returns γ, a finite number of at least 0 or a schedule, or raises an error.
+def as_number_or_schedule(value: Any, *, argument: str) -> float | Schedule:
+    """Returns γ or the like, a finite number of at least 0 or a schedule, or raises an error.
 
-    >>> as_gamma(np.float32(0.5), argument="UnitNorm(gamma=...)")
+    >>> as_number_or_schedule(np.float32(0.5), argument="UnitNorm(gamma=...)")
     0.5
 
     Args:

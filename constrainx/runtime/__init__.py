@@ -16,6 +16,7 @@ from constrainx.runtime._json_lines import JsonLines as JsonLines
 from constrainx.runtime._keep import Keep as Keep
 from constrainx.runtime._memory import keep_memory as keep_memory
 from constrainx.runtime._metric_names import REMOVED as REMOVED
+from constrainx.runtime._metric_names import TRUSTED as TRUSTED
 from constrainx.runtime._metric_names import constraint_metric as constraint_metric
 from constrainx.runtime._metric_names import parse_constraint_metric as parse_constraint_metric
 from constrainx.runtime._metric_names import parse_relative_metric as parse_relative_metric

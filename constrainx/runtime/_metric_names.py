@@ -10,6 +10,8 @@ from constrainx.errors import ArgumentError
 
 # The share of the gradient's squared norm that the constraints have projected out.
 REMOVED = "constraints/removed"
+# The part of the update's length that a trust region left.
+TRUSTED = "constraints/trusted"
 _FIGURE = "constraints/"
 _VIOLATION = "violation/"
 _RELATIVE = "relative/"

@@ -42,7 +42,7 @@ def split_closed_forms(point: Point) -> tuple[tuple[ClosedForm, ...], Composed]:
     """The constraints that can be corrected by themselves, and all others.
 
     One whose parameters another constraint may move as well is not corrected by itself, because
-    each would undo some of what the other did.
+    each would undo some of what the other did. A soft constraint has no nearest point.
     """
     members = list(point.constraints)
     forms = [_find_closed_form(member, point) for member in members]
@@ -189,6 +189,8 @@ class ClosedForm:
 
 def _find_closed_form(member: Member, point: Point) -> ClosedForm | None:
     """The closed form of a constraint by itself, if it has one at this point."""
+    if member.is_soft:
+        return None
     movable = _list_movable(member, point.parameters)
     if member.nearest is not None:
         return ClosedForm(member, point, frozenset(movable))

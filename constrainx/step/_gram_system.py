@@ -14,8 +14,14 @@ from constrainx.linalg import norm
 from constrainx.step._jacobian import StackedJacobian
 from constrainx.step._memory import keep_in_memory
 from constrainx.step._multipliers import find_active_rows, is_optimal, solve_gram
-from constrainx.step._rows import Rows
-from constrainx.step._system import LONGEST_STEP, Correction, leave, measure_longest, subtract
+from constrainx.step._rows import Rows, spread
+from constrainx.step._system import (
+    LONGEST_STEP,
+    Correction,
+    leave,
+    measure_longest,
+    subtract,
+)
 
 # The solution of a quadratic program is accepted if its objective is certain to this part of the
 # squared length of the change, which bounds half of the squared distance from the nearest vector.
@@ -51,11 +57,14 @@ class GramSystem(NamedTuple):
         # Rows that are closer to each other than this, as an angle, cannot be told apart by G.
         angle = math.sqrt(2 * max(len(excess), 16) * float(jnp.finfo(gram.dtype).eps))
         slack = 2 * angle * lengths * measure_longest(excess, lengths, rows, active)
+        damping = self._find_damping(rows, gram)
+        damped = gram if rows.damping is None else gram + jnp.diag(damping)
         if np.any(rows.inequality):
             active, found = find_active_rows(
-                gram, excess, active, jnp.asarray(rows.inequality), symmetric=symmetric
+                damped, excess, active, jnp.asarray(rows.inequality), symmetric=symmetric
             )
-        multipliers = solve_gram(gram, excess, active, symmetric=symmetric)
+        multipliers = solve_gram(damped, excess, active, symmetric=symmetric)
+        yielded = damping * multipliers
         change = self.jacobian.rmatvec(multipliers, vector)
         if metric is not None:
             change = jax.tree.map(jnp.multiply, metric, change)
@@ -65,8 +74,8 @@ class GramSystem(NamedTuple):
             found &= is_optimal(
                 multipliers,
                 excess,
-                excess - moved,
-                lengths,
+                excess - moved - yielded,
+                jnp.sqrt(jnp.square(lengths) + damping),
                 rows.acts,
                 jnp.asarray(rows.inequality),
                 rounding=4 * jnp.finfo(gram.dtype).eps * (jnp.abs(before) + jnp.abs(rows.target)),
@@ -84,11 +93,20 @@ class GramSystem(NamedTuple):
             iterations=jnp.ones((), jnp.int32),
             converged=found & jnp.all(jnp.isfinite(multipliers)),
             slack=slack,
+            yielded=yielded,
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
         """The same vector."""
         return leave(vector, rows, jnp.zeros_like(rows.values))
+
+    def _find_damping(self, rows: Rows, gram: Float[Array, "rows rows"]) -> Float[Array, " rows"]:
+        """The damping m of each row."""
+        if rows.damping is None:
+            return jnp.zeros_like(rows.values)
+        counts = [len(part.values) for part in self.jacobian.parts]
+        squares = jnp.split(jnp.diagonal(gram), np.cumsum(counts)[:-1])
+        return rows.damping * spread([jnp.mean(own) for own in squares], counts)
 
     def _find_gram(
         self, rows: Rows, metric: PyTree | None

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from constrainx.linalg import LSMR, Reason, Solver, lstsq, norm
+from constrainx.linalg import LSMR, Reason, Solver, dot, lstsq, norm
 from constrainx.step._bounded import Bounded, solve_bounded
-from constrainx.step._rows import Rows
-from constrainx.step._system import LONGEST_STEP, Correction, leave, measure_longest, subtract
+from constrainx.step._rows import Rows, spread
+from constrainx.step._system import (
+    LONGEST_STEP,
+    Correction,
+    leave,
+    measure_longest,
+    subtract,
+)
 
 # In training, a step need not be more exact than the linearisation it is based on. What it leaves
 # undone may be this fraction of γ c, so that the tolerance follows the violation, down to rtol.
@@ -23,7 +29,7 @@ UNDONE = 0.02
 INACCURATE = 20 * INEXACT.rtol
 # How often it may solve for what is left, if single rows are further off than that.
 ROUNDS = 3
-# Random vectors by which the lengths of rows are estimated.
+# How many random vectors estimate the lengths of rows, and how many their mean square.
 PROBES = 8
 
 
@@ -33,6 +39,7 @@ class Solved(NamedTuple):
     Attributes:
         change: D Jᵀλ.
         moved: J D Jᵀλ.
+        yielded: m λ, what damping lets the rows keep of what they ask for.
         iterations: how many it took.
         converged: whether it did.
         undone: the norm of what a user's solver left of rows that it found compatible, in the units
@@ -41,6 +48,7 @@ class Solved(NamedTuple):
 
     change: PyTree
     moved: Float[Array, " rows"]
+    yielded: Float[Array, " rows"]
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
     undone: Float[Array, " rows"]
@@ -81,17 +89,20 @@ class IterativeSystem(NamedTuple):
         before = rows.sign * self.linear(self._hold(cast) if rows.movable_alone else cast)
         excess = before - rows.target
         lengths = self.scales
+        roots = self._find_damping(rows, metric)
         if np.any(rows.inequality):
-            active, lengths, found = jax.lax.stop_gradient(self._find_active(excess, rows, metric))
-            solved = self._solve(excess, rows, active, metric, lengths)
-            left = (excess - solved.moved) / lengths
+            active, lengths, found = jax.lax.stop_gradient(
+                self._find_active(excess, rows, roots, metric)
+            )
+            solved = self._solve(excess, rows, active, roots, metric, lengths)
+            left = (excess - solved.moved - solved.yielded) / lengths
             violated = rows.acts & rows.inequality & (left > self._slack(excess / lengths))
             solved = solved._replace(
                 iterations=solved.iterations + found.iterations,
                 converged=solved.converged & found.converged & ~jnp.any(violated),
             )
         else:
-            solved = self._solve(excess, rows, rows.acts, metric, lengths)
+            solved = self._solve(excess, rows, rows.acts, roots, metric, lengths)
         # The lengths of single rows are not known here, but that of the step is.
         bound = LONGEST_STEP / float(jnp.finfo(excess.dtype).eps)
         longest = bound * (1 + norm(parameters)) + 2 * norm(vector)
@@ -111,14 +122,49 @@ class IterativeSystem(NamedTuple):
             # A user's solver may leave more; and ten per cent for rounding.
             slack=INACCURATE * lengths * measure_longest(excess, lengths, rows, rows.acts)
             + 1.1 * solved.undone,
+            yielded=jnp.where(is_sane, solved.yielded, 0),
         )
 
     def leave(self, vector: PyTree, rows: Rows) -> Correction:
         """The same vector."""
         return leave(vector, rows, None)
 
+    def _find_damping(self, rows: Rows, metric: PyTree | None) -> Float[Array, " rows"] | None:
+        """√m of each row, or None if all are hard.
+
+        The mean squared length of up to 8 rows is exact. Of more it is an estimate, with a standard
+        deviation of at most a half, where all rows are parallel, and less the more they differ.
+        """
+        if rows.damping is None:
+            return None
+        transpose = jax.linear_transpose(self.linear, self.parameters)
+
+        def measure(weights: Float[Array, " rows"]) -> Float[Array, ""]:
+            gradient = self._hold(transpose(weights)[0])
+            scaled = gradient if metric is None else jax.tree.map(jnp.multiply, metric, gradient)
+            return dot(gradient, scaled).astype(weights.dtype)
+
+        means = []
+        for index, count in enumerate(self.counts):
+            # Of unit length and orthogonal to each other, so that as many as rows miss nothing.
+            drawn = jax.random.normal(jax.random.key(0), (count, min(count, PROBES)))
+            directions = jnp.linalg.qr(drawn)[0].T.astype(self.values.dtype)
+            start = sum(self.counts[:index])
+            blank = jnp.zeros((len(directions), len(self.values)), directions.dtype)
+            probes = blank.at[:, start : start + count].set(directions)
+            means.append(jnp.mean(jax.lax.map(measure, probes)))
+        positive = [mean > 0 for mean in means]
+        lengths = [jnp.sqrt(jnp.where(p, m, 1)) * p for p, m in zip(positive, means, strict=True)]
+        # The root of μ has no derivative at zero, and a derivative there is not a number. Those
+        # with respect to all else are right.
+        return jnp.sqrt(rows.damping) * spread(lengths, self.counts)
+
     def _find_active(
-        self, excess: Float[Array, " rows"], rows: Rows, metric: PyTree | None
+        self,
+        excess: Float[Array, " rows"],
+        rows: Rows,
+        roots: Float[Array, " rows"] | None,
+        metric: PyTree | None,
     ) -> tuple[Bool[Array, " rows"], Float[Array, " rows"], Bounded]:
         """The rows that are active in the quadratic program, and the length of every row.
 
@@ -135,7 +181,8 @@ class IterativeSystem(NamedTuple):
             change = self._hold(transpose(weights * multipliers)[0])
             if metric is not None:
                 change = jax.tree.map(jnp.multiply, metric, change)
-            return weights * self.linear(change)
+            moved = weights * self.linear(change)
+            return moved if roots is None else moved + jnp.square(weights * roots) * multipliers
 
         asked = jnp.where(rows.inequality, jnp.maximum(excess, 0), excess)
         found = solve_bounded(
@@ -169,6 +216,7 @@ class IterativeSystem(NamedTuple):
         excess: Array,
         rows: Rows,
         active: Bool[Array, " rows"],
+        roots: Float[Array, " rows"] | None,
         metric: PyTree | None,
         scales: Float[Array, " rows"],
     ) -> Solved:
@@ -176,7 +224,7 @@ class IterativeSystem(NamedTuple):
         # The constraint that asks for the least sets the tolerance.
         tolerance = UNDONE * jnp.min(jnp.stack(targets))
         if self.solver is not None:
-            solved, is_compatible = self._solve_once(excess, active, metric, scales, None)
+            solved, is_compatible = self._solve_once(excess, active, roots, metric, scales, None)
             # What a user's solver leaves within its own tolerance is the user's choice.
             return solved._replace(undone=jnp.where(is_compatible, solved.undone, 0))
         # A tolerance for the norm of all rows says little about one of many, so go on if one is
@@ -186,13 +234,14 @@ class IterativeSystem(NamedTuple):
         smallest = jnp.min(jnp.where(active, allowed, jnp.inf))
 
         def improve(solved: Solved, tolerance: Array) -> tuple[Solved, Bool[Array, ""]]:
-            left = excess - solved.moved
-            more, is_compatible = self._solve_once(left, active, metric, scales, tolerance)
-            moved = solved.moved + more.moved
-            is_short = jnp.any(active & (jnp.abs(excess - moved) / scales > allowed))
+            left = excess - solved.moved - solved.yielded
+            more, is_compatible = self._solve_once(left, active, roots, metric, scales, tolerance)
+            left -= more.moved + more.yielded
+            is_short = jnp.any(active & (jnp.abs(left) / scales > allowed))
             total = more._replace(
                 change=jax.tree.map(jnp.add, solved.change, more.change),
-                moved=moved,
+                moved=solved.moved + more.moved,
+                yielded=solved.yielded + more.yielded,
                 iterations=solved.iterations + more.iterations,
             )
             return total, is_short & is_compatible
@@ -206,6 +255,7 @@ class IterativeSystem(NamedTuple):
         nothing = Solved(
             change=jax.tree.map(jnp.zeros_like, self.parameters),
             moved=jnp.zeros_like(excess),
+            yielded=jnp.zeros_like(excess),
             iterations=jnp.zeros((), jnp.int32),
             converged=jnp.ones((), bool),
             undone=jnp.zeros_like(excess),
@@ -219,24 +269,42 @@ class IterativeSystem(NamedTuple):
         self,
         excess: Array,
         active: Bool[Array, " rows"],
+        roots: Float[Array, " rows"] | None,
         metric: PyTree | None,
         scales: Float[Array, " rows"],
         tolerance: Array | None,
     ) -> tuple[Solved, Bool[Array, ""]]:
         """What the solver finds, and whether the rows are compatible.
 
-        With a tolerance, the inexact solver may stop where the norm of all rows is below it.
+        With a tolerance, the inexact solver may stop where the norm of all rows is below it. Soft
+        rows have unknowns of their own, see `_system.py`.
         """
         weights = active.astype(excess.dtype) / scales
-        change, info = lstsq(
-            lambda v: weights * self.linear(self._hold(v)),
-            weights * excess,
-            like=self.parameters,
-            preconditioner=None if metric is None else jax.tree.map(jnp.sqrt, metric),
-            reference=None if tolerance is None else tolerance / INEXACT.rtol,
-            solver=INEXACT if self.solver is None else self.solver,
-            is_linear=True,
-        )
+        preconditioner = None if metric is None else jax.tree.map(jnp.sqrt, metric)
+        settings: dict[str, Any] = {
+            "reference": None if tolerance is None else tolerance / INEXACT.rtol,
+            "solver": INEXACT if self.solver is None else self.solver,
+            "is_linear": True,
+        }
+        if roots is None:
+            yielded = jnp.zeros_like(excess)
+            change, info = lstsq(
+                lambda v: weights * self.linear(self._hold(v)),
+                weights * excess,
+                like=self.parameters,
+                preconditioner=preconditioner,
+                **settings,
+            )
+        else:
+            both = None if metric is None else (preconditioner, jnp.ones_like(excess))
+            (change, own), info = lstsq(
+                lambda v: weights * (self.linear(self._hold(v[0])) + roots * v[1]),
+                weights * excess,
+                like=(self.parameters, excess),
+                preconditioner=both,
+                **settings,
+            )
+            yielded = roots * own
         # If rows contradict each other, a solver stops for another reason: it cannot get closer.
         is_compatible = info.reason == Reason.RESIDUAL
         # A solver returns the last finite iterate, but a step that is partly known is no step.
@@ -246,6 +314,7 @@ class IterativeSystem(NamedTuple):
         solved = Solved(
             change=change,
             moved=self.linear(change),
+            yielded=yielded,
             iterations=jnp.asarray(info.iterations, jnp.int32),
             converged=jnp.asarray(info.converged),
             undone=scales * info.residual_norm.astype(excess.dtype),

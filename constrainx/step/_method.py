@@ -80,6 +80,7 @@ class Taken(NamedTuple):
         removed: the share of the gradient's squared norm that was projected out before it went
             into the optimizer, or of the update's if updates alone are projected; zero for a method
             that does no such thing.
+        trusted: the part of the update's length that a trust region left; one where it did not act.
     """
 
     update: PyTree
@@ -87,6 +88,7 @@ class Taken(NamedTuple):
     reports: dict[str, Report]
     multipliers: PyTree = ()
     removed: Float[Array, ""] | float = 0.0
+    trusted: Float[Array, ""] | float = 1.0
 
 
 @runtime_checkable

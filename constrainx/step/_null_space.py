@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
@@ -10,13 +11,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from constrainx.constraints import Composed, Member, Placement
+from constrainx.constraints import Composed, Member, Placement, as_number
 from constrainx.errors import ArgumentError, check_choice
 from constrainx.linalg import dot
 from constrainx.step._closed_form import ClosedForm, split_closed_forms
 from constrainx.step._linearise import (
     SolverChoice,
     Traced,
+    any_acts,
     check_solver,
     linearise,
     place_rows,
@@ -26,6 +28,7 @@ from constrainx.step._method import Optimize, Point, Taken
 from constrainx.step._project import correct_stage, report_corrections
 from constrainx.step._rows import STAGES, Layout, Stage, check_overshoot
 from constrainx.step._system import Correction
+from constrainx.step._trust import as_trust, shorten
 
 Metric: TypeAlias = Literal["identity", "optimizer"]
 
@@ -52,6 +55,12 @@ class NullSpace:
 
     Attributes:
         placement: overrides that of every constraint; None leaves the choice to them.
+        momentum: β, at least 0 and below 1: how much of what the rows changed in the last update is
+            proposed again, and projected with the next. Over steps with different rows, as those of
+            batches are, this solves for all of them; on soft residuals it is SPRING.
+        trust: the largest length ‖u‖ of an update, a number above 0 or an Optax schedule; None for
+            any. A longer one is shortened as a whole, so that it stays in the null space and
+            takes a smaller γ. `ConstraintState.trusted` is the part of its length that was left.
         metric: "optimizer" projects updates in the metric of an adaptive optimizer, the diagonal
             1/√ν of Adam and the like, instead of the Euclidean one. It implies "update", and is an
             error with an optimizer that does not keep ν for every parameter.
@@ -61,8 +70,20 @@ class NullSpace:
     placement: Placement | None = None
     metric: Metric = "identity"
     solver: SolverChoice = "auto"
+    momentum: float = 0.0
+    trust: float | Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        momentum = as_number(self.momentum, argument="NullSpace(momentum=...)", least=0)
+        if momentum >= 1:
+            raise ArgumentError(
+                f"`NullSpace(momentum=...)` must be below 1, got {self.momentum!r}: what rows have "
+                "changed once would go on for ever. 0.9 is a common choice."
+            )
+        object.__setattr__(self, "momentum", momentum)
+        if self.trust is not None:
+            trust = as_trust(self.trust, argument="NullSpace(trust=...)")
+            object.__setattr__(self, "trust", trust)
         check_choice("metric", self.metric, get_args(Metric), owner="NullSpace")
         if self.placement is not None:
             check_choice("placement", self.placement, get_args(Placement), owner="NullSpace")
@@ -81,9 +102,9 @@ class NullSpace:
                 check_overshoot(member, placement)
 
     def init(self, constraints: Composed, parameters: PyTree) -> PyTree:
-        """Nothing to remember."""
-        del constraints, parameters
-        return ()
+        """What the rows changed in the last update: nothing."""
+        del constraints
+        return jax.tree.map(jnp.zeros_like, parameters) if self.momentum else ()
 
     def take(
         self, point: Point, gradients: PyTree, optimize: Optimize, multipliers: PyTree
@@ -118,6 +139,9 @@ class NullSpace:
             descent = correct(jax.tree.map(jnp.negative, gradients), first, reach)
             gradients = jax.tree.map(jnp.negative, descent)
         taken = self._take_rows(others, gradients, optimize_and_correct, multipliers)
+        if self.trust is not None:
+            update, part = shorten(taken.update, self.trust, point.step)
+            taken = taken._replace(update=update, trusted=part)
         reports = {form.member.name: form.report(exist[form.member.name]) for form in known}
         left = (1 - shares[first]) * (1 - taken.removed)
         return taken._replace(reports={**reports, **taken.reports}, removed=1 - left)
@@ -135,11 +159,11 @@ class NullSpace:
         return forms, point._replace(constraints=others) if forms else point
 
     def _take_rows(
-        self, point: Point, gradients: PyTree, optimize: Optimize, multipliers: PyTree
+        self, point: Point, gradients: PyTree, optimize: Optimize, remembered: PyTree
     ) -> Taken:
         """A step of constraints that are linearised."""
         if not point.constraints.members:
-            return Taken(*optimize(gradients), {}, multipliers)
+            return Taken(*optimize(gradients), {}, remembered)
         traced = trace_members(point)
         places = {
             member.name: self.place(member, found)
@@ -157,7 +181,8 @@ class NullSpace:
             removed = _measure_removed(gradients, found)
             gradients = found.vector
             corrections["gradient"] = found
-        update, optimizer = optimize(gradients)
+        own, optimizer = optimize(gradients)
+        update = self._add_momentum(own, remembered, point, layout)
         if layout.has("update"):
             metric = None
             if self.metric == "optimizer":
@@ -168,7 +193,28 @@ class NullSpace:
             update = found.vector
             corrections["update"] = found
         reports = report_corrections(layout, corrections)
-        return Taken(update, optimizer, reports, multipliers, removed)
+        if self.momentum:
+            remembered = jax.tree.map(
+                lambda new, before, old: (new - before).astype(old.dtype), update, own, remembered
+            )
+        return Taken(update, optimizer, reports, remembered, removed)
+
+    def _add_momentum(
+        self, update: PyTree, remembered: PyTree, point: Point, layout: Layout
+    ) -> PyTree:
+        """Proposes again a part of what rows have changed, at steps at which some act."""
+        if not self.momentum:
+            return update
+        if not layout.has("update"):
+            raise ArgumentError(
+                f"`NullSpace(momentum={self.momentum:g})` is for updates, but all of "
+                f"{', '.join(map(repr, point.constraints.names))} are projected in the gradient, "
+                'where the optimizer has its own. Use `placement="update"` or "twice" on one of '
+                "them, or leave `momentum` out."
+            )
+        acts = any_acts(point)
+        momentum = self.momentum if acts is None else jnp.where(acts, self.momentum, 0)
+        return jax.tree.map(lambda u, r: u + (momentum * r).astype(u.dtype), update, remembered)
 
     def place(self, member: Member, traced: Traced) -> Placement:
         """Where a constraint is projected."""

@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 from jaxtyping import PyTree
 
-from constrainx.constraints import Composed, Constraint, as_gamma, compose
+from constrainx.constraints import Composed, Constraint, as_number_or_schedule, compose
 from constrainx.errors import ArgumentError, ArgumentTypeError, did_you_mean
 from constrainx.step._lagrangian import Lagrangian
 from constrainx.step._linearise import SolverChoice
@@ -129,7 +129,7 @@ def constrain(
     if isinstance(chosen, Unconstrained):
         constraints = Composed(())  # nothing to measure, and nothing to report
         if gamma is not None:
-            as_gamma(gamma, argument="gamma=...")
+            as_number_or_schedule(gamma, argument="gamma=...")
     else:
         constraints = _compose(constraint, model, gamma)
     if hasattr(chosen, "check"):
@@ -231,10 +231,10 @@ def _warn_of_hidden(point: Point, warned: set[str]) -> None:
 
 def _advance(state: ConstraintState, taken: Taken, point: Point) -> ConstraintState:
     """The next state; figures keep their dtypes, so that the state's type does not change."""
-    reports, removed = jax.tree.map(
+    reports, removed, trusted = jax.tree.map(
         lambda new, old: jnp.asarray(new, jnp.result_type(old)),
-        (taken.reports, taken.removed),
-        (state.reports, state.removed),
+        (taken.reports, taken.removed, taken.trusted),
+        (state.reports, state.removed, state.trusted),
     )
     for member in point.constraints:
         needed = point.needs(member)
@@ -244,4 +244,4 @@ def _advance(state: ConstraintState, taken: Taken, point: Point) -> ConstraintSt
                 violation=jnp.where(needed, new.violation, old.violation),
                 met=jnp.where(needed, new.met, old.met),
             )
-    return ConstraintState(state.step + 1, reports, taken.multipliers, removed)
+    return ConstraintState(state.step + 1, reports, taken.multipliers, removed, trusted)

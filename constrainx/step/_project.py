@@ -113,18 +113,20 @@ def correct_stage(
         )
         # `cond` traces all that it returns, and which rows these are must stay known.
         found = found._replace(rows=rows)
-    return found._replace(vector=_spoil_if_gamma_is_not_allowed(found.vector, point))
+    return found._replace(vector=_spoil_if_not_allowed(found.vector, point))
 
 
-def _spoil_if_gamma_is_not_allowed(vector: PyTree, point: Point) -> PyTree:
-    """Makes a vector NaN where a schedule has returned a γ that is not allowed.
+def _spoil_if_not_allowed(vector: PyTree, point: Point) -> PyTree:
+    """Makes a vector NaN where a schedule has returned a γ or a damping that is not allowed.
 
     Solvers and active sets would leave such rows out, silently.
     """
-    scheduled = [member for member in point.constraints if callable(member.gamma)]
-    if not scheduled:
+    step = point.step
+    read = [(m, m.gamma_at(step)) for m in point.constraints if callable(m.gamma)]
+    read += [(m, m.damping_at(step)) for m in point.constraints if callable(m.damping)]
+    if not read:
         return vector
-    wrong = [m.acts_at(point.step) & jnp.isnan(m.gamma_at(point.step)) for m in scheduled]
+    wrong = [member.acts_at(step) & jnp.isnan(number) for member, number in read]
     is_wrong = jnp.any(jnp.stack(wrong))
     return jax.tree.map(lambda leaf: jnp.where(is_wrong, jnp.nan, leaf).astype(leaf.dtype), vector)
 
@@ -136,9 +138,11 @@ def report_corrections(layout: Layout, corrections: dict[Stage, Correction]) -> 
     for member in layout.constraints:
         stage = STAGES[layout.placements[member.name]][-1]
         found = corrections[stage]
-        values, after, before, target, acts, slack = (part[member.name] for part in named[stage])
+        values, after, before, target, acts, slack, yielded = (
+            part[member.name] for part in named[stage]
+        )
         violation = jnp.sqrt(jnp.mean(jnp.square(measure_excess(member, values))))
-        left = _measure_undone(member, after - target)
+        left = _measure_undone(member, after - target - yielded)
         active = jnp.any(acts)
         # Row by row, because the room or the units of some are no excuse for others: a tenth of
         # γ c, a tenth of the tolerance, and what an inexact solve leaves of J u + γ c.
@@ -167,5 +171,5 @@ def _measure_undone(member: Member, change: Array) -> Array:
 
 def _name_parts(layout: Layout, found: Correction) -> list[dict[str, Array]]:
     rows = found.rows
-    parts = (rows.values, found.after, found.before, rows.target, rows.acts, found.slack)
-    return [layout.name(part) for part in parts]
+    parts = [rows.values, found.after, found.before, rows.target, rows.acts]
+    return [layout.name(part) for part in (*parts, found.slack, found.yielded)]

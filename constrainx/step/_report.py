@@ -21,9 +21,9 @@ class Report(NamedTuple):
             at this step keeps the violation of the last step at which it acted or was measured; it
             is NaN before the first such step.
         met: whether that is within its tolerance.
-        resolved: whether the step does to first order what the constraint asks for, as exactly as
-            the solver's tolerance promises. If not, another constraint contradicts it, or the
-            solver did not converge.
+        resolved: whether the step does to first order what the constraint asks for, less what its
+            damping lets it keep, as exactly as the solver's tolerance promises. If not, another
+            constraint contradicts it, or the solver did not converge.
         active: whether it acted in this step.
         iterations: of the least-squares solver.
         converged: whether the solver did.
@@ -47,12 +47,15 @@ class ConstraintState(NamedTuple):
             pytree for a method of your own, empty for most.
         removed: the share of the gradient's squared norm that the last step projected out, or of
             the update's where updates alone are projected; zero for a method that does not project.
+        trusted: the part of the last update's length that a trust region left, see `NullSpace`; one
+            where it did not act. The reports are about the update before it was shortened.
     """
 
     step: Int[Array, ""]
     reports: dict[str, Report]
     multipliers: PyTree = ()
     removed: Float[Array, ""] | float = 0.0
+    trusted: Float[Array, ""] | float = 1.0
 
 
 class ConstrainedState(NamedTuple):
@@ -70,7 +73,7 @@ def initial_state(constraints: Composed, multipliers: PyTree = ()) -> Constraint
     report = Report(unknown, ~yes, yes, ~yes, zero, yes)
     # A copy for each, so that buffers can be donated.
     reports = {name: jax.tree.map(jnp.copy, report) for name in constraints.names}
-    return ConstraintState(zero, reports, multipliers, jnp.zeros(()))
+    return ConstraintState(zero, reports, multipliers, jnp.zeros(()), jnp.ones(()))
 
 
 def reports(state: PyTree) -> dict[str, Report]:

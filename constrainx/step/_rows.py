@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
@@ -52,6 +52,8 @@ class Rows(NamedTuple):
             gradient is projected in the space of what may move; an update must obey as a whole.
         sign: −1 where v is a gradient, of which the step goes the other way: J(−v) = target. The
             sign goes to the few rows, because turning v around would copy it.
+        damping: μ of each row, as a part of the mean squared length of its constraint's rows; None
+            if all rows are hard.
     """
 
     values: Float[Array, " rows"]
@@ -60,6 +62,7 @@ class Rows(NamedTuple):
     inequality: Bool[np.ndarray, " rows"]
     movable_alone: bool = False
     sign: int = 1
+    damping: Float[Array, " rows"] | None = None
 
 
 class Layout(NamedTuple):
@@ -77,9 +80,7 @@ class Layout(NamedTuple):
 
     def spread(self, per_member: list[Array]) -> Array:
         """A figure for each constraint, as one for each row."""
-        return jnp.concatenate(
-            [jnp.broadcast_to(v, (n,)) for v, n in zip(per_member, self.counts, strict=True)]
-        )
+        return spread(per_member, self.counts)
 
     def name(self, rows: Array) -> dict[str, Array]:
         """Rows by constraint."""
@@ -141,6 +142,9 @@ class Layout(NamedTuple):
             if reach is not None:
                 room = jnp.where(inequality, jnp.maximum(-values, 0) / reach, 0)
             target = jnp.where(twice, room, target)
+        damping = None
+        if any(member.is_soft for member in members):
+            damping = self.spread([m.damping_at(step) for m in members]).astype(values.dtype)
         return Rows(
             values,
             target,
@@ -148,4 +152,12 @@ class Layout(NamedTuple):
             inequality,
             movable_alone=stage == "gradient",
             sign=-1 if stage == "gradient" else 1,
+            damping=damping,
         )
+
+
+def spread(figures: Sequence[Array], counts: Sequence[int]) -> Array:
+    """A figure for each constraint, as one for each of its rows."""
+    return jnp.concatenate(
+        [jnp.broadcast_to(figure, (n,)) for figure, n in zip(figures, counts, strict=True)]
+    )

@@ -8,6 +8,10 @@ that the rows may move,
 
 Inequalities make that a quadratic program with λ ≥ 0 for their rows and J v' ≤ t. Where v is a
 gradient, all of this is asked of −v.
+
+Soft rows have an unknown s of their own, at a price: ‖v' − v‖²_{D⁻¹} + ‖s‖² is smallest subject to
+J v' = t + √m s, so that (J P D Jᵀ + m) λ = J v − t, and J v' = t + m λ. Here m is the damping μ in
+units of the mean squared length of the rows of the same constraint.
 """
 
 from __future__ import annotations
@@ -38,6 +42,7 @@ class Correction(NamedTuple):
         iterations: of the solver.
         converged: whether it did.
         slack: what the solver may leave of a row that it can serve, in the units of that row.
+        yielded: m λ, what soft rows keep of what they ask for; zero for hard ones.
     """
 
     vector: PyTree
@@ -48,6 +53,7 @@ class Correction(NamedTuple):
     iterations: Int[Array, ""]
     converged: Bool[Array, ""]
     slack: Float[Array, " rows"]
+    yielded: Float[Array, " rows"]
 
 
 class System(Protocol):
@@ -93,6 +99,7 @@ def leave(vector: PyTree, rows: Rows, multipliers: Array | None) -> Correction:
         iterations=jnp.zeros((), jnp.int32),
         converged=jnp.array(True),
         slack=nothing,
+        yielded=nothing,
     )
 
 
