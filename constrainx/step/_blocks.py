@@ -6,7 +6,7 @@ it sees, ∇W cᵢ = Σₜ aₜ δₜᵀ with the signals δ = ∂c/∂z, so tha
     ⟨∇cᵢ, ∇cⱼ⟩ = Σₜₛ (aₜ·aₛ)(δₜ·δₛ),    ⟨∇cᵢ, U⟩ = Σₜ aₜᵀU δₜ,    Σᵢ λᵢ∇cᵢ = Σᵢₜ λᵢ aₜ δₜᵀ,
 
 none of which needs a gradient the size of W for each row (Novak, Sohl-Dickstein and Schoenholz,
-"Fast finite width neural tangent kernel", 2022).
+"Fast finite width neural tangent kernel", 2022). Several rows of one example share its activations.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ class Stored(NamedTuple):
 
 
 class Factored(NamedTuple):
-    """One kernel's gradients as sums over tokens of activation times signal."""
+    """One kernel's gradients as sums over tokens of activation times signal.
 
-    activations: Float[Array, "rows tokens inputs"]
-    signals: Float[Array, "rows tokens outputs"]
+    The rows are those of the first example, then those of the second, and so on.
+    """
+
+    activations: Float[Array, "examples tokens inputs"]
+    signals: Float[Array, "examples rows_of_each tokens outputs"]
 
 
 class Absent(NamedTuple):
@@ -50,8 +53,8 @@ def multiply(block: Block, update: Array) -> Float[Array, " rows"] | None:
         return None
     if isinstance(block, Stored):
         return _contract(block.gradients, update[None])[:, 0]
-    images = _einsum("kti,io->kto", block.activations, update)
-    return _einsum("kto,kto->k", images, block.signals)
+    images = _einsum("nti,io->nto", block.activations, update)
+    return _einsum("nto,nkto->nk", images, block.signals).reshape(-1)
 
 
 def combine(block: Block, weights: Float[Array, " rows"]) -> Array | None:
@@ -63,8 +66,8 @@ def combine(block: Block, weights: Float[Array, " rows"]) -> Array | None:
         if len(block.gradients) == 1:
             return weights[0] * block.gradients[0]
         return _einsum("k,k...->...", weights, block.gradients)
-    signals = weights[:, None, None] * block.signals
-    return _einsum("kti,kto->io", block.activations, signals)
+    signals = _einsum("nk,nkto->nto", weights.reshape(block.signals.shape[:2]), block.signals)
+    return _einsum("nti,nto->io", block.activations, signals)
 
 
 def correlate(
@@ -84,11 +87,15 @@ def correlate(
     if metric is None:
         return _correlate_factored(first, second)
 
-    def one_row(row: Factored) -> Float[Array, " more_rows"]:
-        gradient = _einsum("ti,to->io", row.activations, row.signals) * metric
-        return _correlate_mixed(gradient[None], second)[0]
+    def of_example(example: Factored) -> Float[Array, "rows_of_each more_rows"]:
+        def one_row(signals: Array) -> Float[Array, " more_rows"]:
+            gradient = _einsum("ti,to->io", example.activations, signals) * metric
+            return _correlate_mixed(gradient[None], second)[0]
 
-    return jax.lax.map(one_row, first)  # a gradient of the kernel's size at a time
+        return jax.lax.map(one_row, example.signals)  # a gradient of the kernel's size at a time
+
+    found = jax.lax.map(of_example, first)
+    return found.reshape(-1, found.shape[-1])
 
 
 def materialise(block: Block, like: Array, rows: int) -> Float[Array, "rows ..."]:
@@ -97,16 +104,28 @@ def materialise(block: Block, like: Array, rows: int) -> Float[Array, "rows ..."
         return jnp.zeros((rows, *like.shape), like.dtype)
     if isinstance(block, Stored):
         return block.gradients
-    return _einsum("kti,kto->kio", block.activations, block.signals)
+    gradients = _einsum("nti,nkto->nkio", block.activations, block.signals)
+    return gradients.reshape(-1, *gradients.shape[2:])
 
 
 def _correlate_factored(first: Factored, second: Factored) -> Float[Array, "rows more_rows"]:
-    (k, t, _), (m, s, _) = first.activations.shape, second.activations.shape
-    activations, signals = (
-        _einsum("ti,si->ts", a.reshape(k * t, a.shape[-1]), b.reshape(m * s, b.shape[-1]))
-        for a, b in zip(first, second, strict=True)
-    )
-    return (activations * signals).reshape(k, t, m, s).sum(axis=(1, 3))
+    (n, k, t, _), (m, j, s, _) = first.signals.shape, second.signals.shape
+    if n * k * t * m * j * s <= LARGEST_TEMPORARY or n == 1:
+        activations, signals = map(_pair_tokens, first, second)
+        activations = activations.reshape(n, 1, t, m, 1, s)
+        product = activations * signals.reshape(n, k, t, m, j, s)
+        return product.sum(axis=(2, 5)).reshape(n * k, m * j)
+
+    def of_example(example: Factored) -> Float[Array, "rows_of_each more_rows"]:
+        return _correlate_factored(Factored(*(part[None] for part in example)), second)
+
+    return jax.lax.map(of_example, first).reshape(n * k, m * j)
+
+
+def _pair_tokens(first: Array, second: Array) -> Float[Array, "tokens more_tokens"]:
+    """The inner products of all vectors on the last axes."""
+    first, second = (array.reshape(-1, array.shape[-1]) for array in (first, second))
+    return _einsum("ti,si->ts", first, second)
 
 
 def _correlate_mixed(
@@ -116,8 +135,8 @@ def _correlate_mixed(
     activations, signals = factored
 
     def one_row(gradient: Array) -> Float[Array, " more_rows"]:
-        images = _einsum("lti,io->lto", activations, gradient)
-        return _einsum("lto,lto->l", images, signals)
+        images = _einsum("nti,io->nto", activations, gradient)
+        return _einsum("nto,nkto->nk", images, signals).reshape(-1)
 
     if len(gradients) * signals.size > LARGEST_TEMPORARY:
         return jax.lax.map(one_row, gradients)

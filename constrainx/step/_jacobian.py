@@ -1,6 +1,7 @@
 """The Jacobian of a few scalar rows, in a form that makes their inner products cheap.
 
-If each row depends on its own slice of the batch, one backward pass gives the gradients of all.
+If each row depends on its own slice of the batch, one backward pass gives the gradients of all; if
+each slice has k rows, k passes do.
 Through a dense layer these gradients have factors, see `_blocks.py`. A convolution is a dense layer
 on patches, with a token for each position; its kernel is small, so the sums are carried out. Where
 neither is possible, or not worth it, the rows' gradients are stored as JAX computes them.
@@ -31,7 +32,8 @@ from constrainx.step._blocks import (
     materialise,
     multiply,
 )
-from constrainx.step._patches import kernel_gradient
+from constrainx.step._patches import kernel_gradients
+from constrainx.step._row_order import RowOrder
 from constrainx.step._taps import (
     count_entries,
     find_taps,
@@ -46,7 +48,7 @@ Slice: TypeAlias = Any
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["values", "blocks"],
-    meta_fields=["tree", "movable"],
+    meta_fields=["tree", "movable", "order"],
 )
 @dataclasses.dataclass(frozen=True)
 class RowJacobian:
@@ -58,12 +60,14 @@ class RowJacobian:
         tree: the structure of the parameters.
         movable: which parameters the rows may move, P; None for all. The others still move the
             rows, so that they count in J u.
+        order: of rows that were computed example by example; None for the order of the blocks.
     """
 
     values: Array  # or its shape alone, so that the annotation says no more
     blocks: tuple[Block, ...]
     tree: Any
     movable: tuple[bool, ...] | None = None
+    order: RowOrder | None = None
 
     def can_move(self, index: int) -> bool:
         """Whether the rows may move a parameter."""
@@ -77,10 +81,17 @@ class RowJacobian:
             for index, (block, leaf) in enumerate(zip(self.blocks, leaves, strict=True))
             if not movable_alone or self.can_move(index)
         ]
-        return _add(parts, jnp.zeros_like(self.values))
+        return self.sort(_add(parts, jnp.zeros_like(self.values)))
+
+    def sort(self, rows: Float[Array, "rows ..."]) -> Float[Array, "rows ..."]:
+        """Rows in the order of the blocks, brought into that of the values."""
+        permutation = None if self.order is None else self.order.permutation
+        return rows if permutation is None else rows[permutation]
 
     def rmatvec(self, weights: Float[Array, " rows"]) -> list[Array | None]:
         """P Jᵀλ, leaf by leaf; None for a parameter that it does not move."""
+        inverse = None if self.order is None else self.order.inverse
+        weights = weights if inverse is None else weights[inverse]
         return [
             combine(block, weights) if self.can_move(index) else None
             for index, block in enumerate(self.blocks)
@@ -163,7 +174,7 @@ class StackedJacobian:
                 materialise(block, leaf, count).reshape(count, -1)
                 for block, leaf in zip(part.blocks, leaves, strict=True)
             ]
-            dense.append(jnp.concatenate(parts, axis=1))
+            dense.append(part.sort(jnp.concatenate(parts, axis=1)))
         return jnp.concatenate(dense)
 
 
@@ -208,31 +219,37 @@ def pull_rows(
 
 
 def rows_of_slices(
-    function: Callable[[Vector, Slice], Float[Array, ""]],
+    function: Callable[[Vector, Slice], Float[Array, " ..."]],
     parameters: Vector,
     slices: PyTree,
     *,
     movable: tuple[bool, ...] | None = None,
+    outputs: tuple[int, ...] = (1,),
 ) -> RowJacobian:
-    """A row for each slice: ``slices`` is a pytree of arrays with the slices on the first axis.
+    """The rows of each slice: ``slices`` is a pytree of arrays with the slices on the first axis.
 
     Args:
-        function: (parameters, slice) ↦ one number.
+        function: (parameters, slice) ↦ its rows, one number or a vector.
         parameters: where the Jacobian is taken.
         slices: the batch, cut up.
         movable: which parameters the rows may move; None for all.
+        outputs: how many rows a slice has; several numbers if all rows of the first kind are to
+            come before those of the second.
     """
+    order = RowOrder(jax.tree.leaves(slices)[0].shape[0], outputs)
     one = jax.tree.map(lambda leaf: leaf[0], slices)
     leaves, tree = jax.tree.flatten(parameters)
-    closed = jax.make_jaxpr(lambda p, s: function(jax.tree.unflatten(tree, p), s))(leaves, one)
+    closed = jax.make_jaxpr(lambda p, s: jnp.reshape(function(jax.tree.unflatten(tree, p), s), -1))(
+        leaves, one
+    )
     live = find_live_inputs(closed)[: len(leaves)]
-    rows = jax.tree.leaves(slices)[0].shape[0]
+    size = (order.examples, sum(outputs))
     taps = find_taps(closed.jaxpr, closed.jaxpr.invars[: len(leaves)])
     taps = {
         index: found
         for index, found in taps.items()
         if live[index]
-        and (is_convolution(found[0].equation) or is_worth_factoring(found, leaves[index], rows))
+        and (is_convolution(found[0].equation) or is_worth_factoring(found, leaves[index], *size))
     }
     tapped = [tap for found in taps.values() for tap in found]
     is_plain = [live[index] and index not in taps for index in range(len(leaves))]
@@ -248,10 +265,20 @@ def rows_of_slices(
         return result, [activations[tap.path] for tap in tapped]
 
     zeros = [jnp.zeros(tap.output.shape, tap.output.dtype) for tap in tapped]
-    pull = jax.value_and_grad(with_taps, argnums=(0, 1), has_aux=True)
-    (values, activations), (gradients, signals) = jax.vmap(pull, in_axes=(None, None, 0))(
-        plain, zeros, slices
-    )
+
+    def of_slice(piece: Slice) -> tuple[Array, list[Array], tuple[list[Array], list[Array]]]:
+        values, pullback, activations = jax.vjp(
+            lambda plain, injected: with_taps(plain, injected, piece), plain, zeros, has_aux=True
+        )
+        if len(values) == 1:
+            return (
+                values,
+                activations,
+                jax.tree.map(lambda g: g[None], pullback(jnp.ones_like(values))),
+            )
+        return values, activations, pull_rows(pullback, jnp.eye(len(values), dtype=values.dtype))
+
+    values, activations, (gradients, signals) = jax.vmap(of_slice)(slices)
     factors = {tap.path: (a, s) for tap, a, s in zip(tapped, activations, signals, strict=True)}
     rest = iter(gradients)
     blocks: list[Block] = []
@@ -260,38 +287,39 @@ def rows_of_slices(
             layers = [(tap.equation, *factors[tap.path]) for tap in taps[index]]
             blocks.append(_make_tapped_block(layers))
         else:
-            blocks.append(Stored(next(rest)) if is_plain[index] else Absent())
-    return RowJacobian(values, tuple(blocks), tree, movable)
+            blocks.append(Stored(_merge_rows(next(rest))) if is_plain[index] else Absent())
+    found = RowJacobian(values.reshape(-1), tuple(blocks), tree, movable, order)
+    return dataclasses.replace(found, values=found.sort(found.values))
 
 
-def count_stored_bytes(jacobian: RowJacobian) -> int:
-    """The bytes of gradients that are stored row by row; takes shapes as well as arrays."""
-    stored = [block.gradients for block in jacobian.blocks if isinstance(block, Stored)]
-    return sum(count_entries(leaf.shape) * leaf.dtype.itemsize for leaf in stored)
+def count_bytes(jacobian: RowJacobian) -> int:
+    """The bytes of everything that is stored; takes shapes as well as arrays."""
+    leaves = jax.tree.leaves(jacobian.blocks)
+    return sum(count_entries(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def _make_tapped_block(layers: Sequence[tuple[jex.JaxprEqn, Array, Array]]) -> Block:
     """One kernel's block from the layers that use it: equation, activations, signals."""
     equations, activations, signals = zip(*layers, strict=True)
     if is_convolution(equations[0]):
-        gradients = map(_kernel_gradients, equations, activations, signals)
-        return Stored(functools.reduce(operator.add, gradients))
+        gradients = map(_find_kernel_gradients, equations, activations, signals)
+        return Stored(_merge_rows(functools.reduce(operator.add, gradients)))
     return Factored(
-        jnp.concatenate([_tokens(a) for a in activations], axis=1),
-        jnp.concatenate([_tokens(s) for s in signals], axis=1),
+        jnp.concatenate([_list_tokens(a, before=1) for a in activations], axis=1),
+        jnp.concatenate([_list_tokens(s, before=2) for s in signals], axis=2),
     )
 
 
-def _kernel_gradients(
+def _find_kernel_gradients(
     equation: jex.JaxprEqn, activations: Array, signals: Array
-) -> Float[Array, "rows ..."]:
+) -> Float[Array, "examples rows ..."]:
     kernel: Any = equation.invars[1].aval
     parameters = equation.params
 
-    def one_row(activation: Array, signal: Array) -> Array:
-        return kernel_gradient(
+    def of_example(activation: Array, signals: Array) -> Float[Array, "rows ..."]:
+        return kernel_gradients(
             activation,
-            signal,
+            signals,
             kernel=kernel.shape,
             strides=parameters["window_strides"],
             padding=parameters["padding"],
@@ -299,7 +327,7 @@ def _kernel_gradients(
             layout=parameters["dimension_numbers"],
         )
 
-    return jax.vmap(one_row)(activations, signals)
+    return jax.vmap(of_example)(activations, signals)
 
 
 def _correlate_rows(
@@ -312,12 +340,18 @@ def _correlate_rows(
         if second.can_move(index) and (not movable_alone or first.can_move(index))
     ]
     dtype = jnp.result_type(jnp.float32, first.values, second.values)
-    return _add(parts, jnp.zeros((len(first.values), len(second.values)), dtype))
+    found = _add(parts, jnp.zeros((len(first.values), len(second.values)), dtype))
+    return second.sort(first.sort(found).T).T
 
 
-def _tokens(array: Array) -> Float[Array, "rows tokens features"]:
-    rows, features = array.shape[0], array.shape[-1]
-    return array.reshape(rows, count_entries(array.shape[1:-1]), features)
+def _list_tokens(array: Array, *, before: int) -> Float[Array, "... tokens features"]:
+    """All axes but the first few and the last as one."""
+    tokens = count_entries(array.shape[before:-1])
+    return array.reshape(*array.shape[:before], tokens, array.shape[-1])
+
+
+def _merge_rows(gradients: Float[Array, "examples rows ..."]) -> Float[Array, "all_rows ..."]:
+    return gradients.reshape(-1, *gradients.shape[2:])
 
 
 def _add(parts: Sequence[Array | None], zero: Array) -> Array:

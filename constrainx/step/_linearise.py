@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -19,12 +20,12 @@ from constrainx.step._iterative_system import INEXACT, IterativeSystem
 from constrainx.step._jacobian import (
     RowJacobian,
     StackedJacobian,
-    count_stored_bytes,
+    count_bytes,
     rows_of,
     rows_of_slices,
 )
 from constrainx.step._method import Point
-from constrainx.step._separable import separate_examples
+from constrainx.step._separable import Apart, cut_apart, find_apart
 from constrainx.step._system import System
 
 log = logging.getLogger("constrainx")
@@ -38,7 +39,7 @@ ROWS_WITH_STORED_GRADIENTS = 8
 # With inequalities, iterations must search for the active rows first, which costs more.
 ROWS_WITH_INEQUALITIES = 256
 # Up to this many rows, a Gram matrix of rows on single examples is faster than these iterations.
-ROWS_OF_SINGLE_EXAMPLES = 512
+ROWS_OF_SINGLE_EXAMPLES = 2048
 # Rows of one constraint are scaled one by one if their lengths, as four probes see them, differ by
 # more than this: as a standard deviation of their logarithms, which is 0.4 for rows of one length,
 # or as a factor between one row and the mean.
@@ -111,13 +112,15 @@ def linearise(point: Point, solver: SolverChoice, counts: tuple[int, ...]) -> Sy
         pairs = zip(point.constraints, keys, strict=True)
         return jnp.concatenate([point.evaluate(member, p, key) for member, key in pairs])
 
-    separated = _separate(solver, point, counts)
-    route = pick_route(solver, separated, counts)
+    apart = _take_apart(solver, point, counts)
+    route = pick_route(solver, point, counts, apart)
     if route == "iterative":
         return _iterative(point, function, counts, None if isinstance(solver, str) else solver)
-    point = separated
     jacobian = StackedJacobian(
-        tuple(_differentiate_if_it_acts(point, *argument) for argument in _arguments(point))
+        tuple(
+            _differentiate_if_it_acts(point, *argument, found)
+            for argument, found in zip(_arguments(point), apart, strict=True)
+        )
     )
     acts = any_acts(point)
     if acts is None:
@@ -133,9 +136,11 @@ def any_acts(point: Point) -> Bool[Array, ""] | None:
     return jnp.any(jnp.stack([member.acts_at(point.step) for member in point.constraints]))
 
 
-def pick_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> Route:
+def pick_route(
+    solver: SolverChoice, point: Point, counts: tuple[int, ...], apart: Sequence[Apart | None]
+) -> Route:
     """Closed form for one row, Gram matrix for few rows or rows on disjoint examples, else LSMR."""
-    route, reason = explain_route(solver, point, counts)
+    route, reason = explain_route(solver, point, counts, apart)
     if isinstance(solver, str):
         log.info(
             "%d rows from %s: %s, because %s",
@@ -144,24 +149,31 @@ def pick_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> R
     return route
 
 
-def explain_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> tuple[Route, str]:
+def explain_route(
+    solver: SolverChoice,
+    point: Point,
+    counts: tuple[int, ...],
+    apart: Sequence[Apart | None] | None = None,
+) -> tuple[Route, str]:
     """The route that a solver stands for at a point, and why, as the end of a sentence."""
     if not isinstance(solver, str):
         return "iterative", f"the solver {solver} was given"
     check_solver(solver)
     if solver == "gram":
         return "gram", 'solver="gram" was given'
-    point = _separate(solver, point, counts)
-    shared = sum(n for m, n in zip(point.constraints, counts, strict=True) if m.slices is None)
+    apart = _take_apart(solver, point, counts) if apart is None else apart
+    shared = sum(n for n, found in zip(counts, apart, strict=True) if found is None)
     exact = any(member.is_bounded for member in point.constraints)
     most = ROWS_WITH_INEQUALITIES if exact else ROWS_WITH_STORED_GRADIENTS
     limit = f"the {most} up to which it is worth a Gram matrix"
     if shared > most:
         return "iterative", f"{shared} rows share their examples, more than {limit}"
-    stored = sum(_measure_stored(point.parameters, *argument) for argument in _arguments(point))
+    stored = sum(
+        _measure_stored(point.parameters, *argument, found)
+        for argument, found in zip(_arguments(point), apart, strict=True)
+    )
     if stored > BYTES_OF_STORED_GRADIENTS:
-        size = f"{stored / 1e9:.1f} GB"
-        return "iterative", f"their gradients, row by row, would take {size}"
+        return "iterative", f"what their gradients are made of would take {stored / 1e9:.1f} GB"
     if sum(counts) == 1:
         return "gram", "there is one row"
     if not shared:
@@ -169,13 +181,20 @@ def explain_route(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -
     return "gram", f"{shared} rows share their examples, no more than {limit}"
 
 
-def _separate(solver: SolverChoice, point: Point, counts: tuple[int, ...]) -> Point:
-    """The point with a slice of the batch for each row of constraints that allow it."""
-    if not isinstance(solver, str):
-        return point
+def _take_apart(
+    solver: SolverChoice, point: Point, counts: tuple[int, ...]
+) -> tuple[Apart | None, ...]:
+    """How the rows of each constraint are taken apart by examples, where that can be done."""
     exact = any(member.is_bounded for member in point.constraints)
     most = ROWS_WITH_INEQUALITIES if exact else ROWS_OF_SINGLE_EXAMPLES
-    return separate_examples(point, counts, rows=range(ROWS_WITH_STORED_GRADIENTS + 1, most + 1))
+    worth = range(ROWS_WITH_STORED_GRADIENTS + 1, most + 1) if isinstance(solver, str) else range(0)
+    keys = point.constraints.keys(point.key)
+    return tuple(
+        find_apart(member, point, key, count=count)
+        if member.slices is not None or count in worth
+        else None
+        for member, key, count in zip(point.constraints, keys, counts, strict=True)
+    )
 
 
 def describe_route(route: Route, counts: tuple[int, ...]) -> str:
@@ -200,12 +219,12 @@ def _arguments(point: Point) -> list[tuple[Member, Any, Array, Any]]:
 
 
 def _differentiate_if_it_acts(
-    point: Point, member: Member, batch: Any, key: Array, model: Any
+    point: Point, member: Member, batch: Any, key: Array, model: Any, apart: Apart | None
 ) -> RowJacobian:
     """The Jacobian of one constraint, or one of zeros, with its values if they are needed."""
 
     def differentiate() -> RowJacobian:
-        return _differentiate(point.parameters, member, batch, key, model)
+        return _differentiate(point.parameters, member, batch, key, model, apart)
 
     if member.acts_always:
         return differentiate()
@@ -223,28 +242,33 @@ def _blank(shapes: PyTree) -> Any:
 
 
 def _differentiate(
-    parameters: PyTree, member: Member, batch: Any, key: Array, model: Any
+    parameters: PyTree, member: Member, batch: Any, key: Array, model: Any, apart: Apart | None
 ) -> RowJacobian:
     batch = member.view(batch)
     movable = None if member.movable is None else member.movable(parameters)
-    if member.slices is None:
+    if apart is None:
         return rows_of(lambda p: member.function(p, batch, key, model), parameters, movable=movable)
-    pieces = cut_batch(batch, key, member.slices(batch))
-    return rows_of_slices(
-        lambda p, piece: member.function(p, piece[0], piece[1], model)[0],
-        parameters,
-        pieces,
-        movable=movable,
-    )
+    arrays, restore = cut_apart(batch, apart)
+
+    def rows(p: PyTree, piece: tuple[list[Any], Array]) -> Float[Array, " rows_of_piece"]:
+        cut, own_key = piece
+        return member.function(p, restore(cut), own_key, model)
+
+    pieces = cut_batch(arrays, key, apart.pieces)
+    return rows_of_slices(rows, parameters, pieces, movable=movable, outputs=apart.outputs)
 
 
-def _measure_stored(parameters: PyTree, member: Member, batch: Any, key: Array, model: Any) -> int:
-    """The bytes of gradients that the Gram matrix would need stored, without computing any."""
+def _measure_stored(
+    parameters: PyTree, member: Member, batch: Any, key: Array, model: Any, apart: Apart | None
+) -> int:
+    """The bytes of what the Gram matrix is made of, and its own, without computing any."""
     sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(parameters)]
-    if member.slices is not None and sum(sizes) * member.slices(member.view(batch)) < 2**28:
+    rows = 1 if apart is None else apart.pieces * sum(apart.outputs)
+    if apart is not None and sum(sizes) * rows < 2**28:
         return 0  # not worth tracing
-    shapes = jax.eval_shape(lambda: _differentiate(parameters, member, batch, key, model))
-    return count_stored_bytes(shapes)
+    shapes = jax.eval_shape(lambda: _differentiate(parameters, member, batch, key, model, apart))
+    # Two products of tokens, and two copies in the solver.
+    return count_bytes(shapes) + 4 * rows**2 * shapes.values.dtype.itemsize
 
 
 def _iterative(

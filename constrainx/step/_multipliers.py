@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+# With more rows than this, conjugate gradients are tried before the factorisation: on one CPU they
+# took 1 ms of 54 for 640 rows of a network's outputs, and 12 ms of 337 for 1280.
+ROWS_FACTORISED = 256
 
 
 class _Scaled(NamedTuple):
@@ -195,17 +199,26 @@ def _solve(scaled: _Scaled, *, symmetric: bool) -> Float[Array, " k"]:
         return right
     if not symmetric:
         return jnp.where(active, _solve_by_singular_values(gram, right), 0)
+    if k <= ROWS_FACTORISED:
+        return jnp.where(active, _solve_by_factors(gram, right), 0)
+    found, converged = solve_by_gradients(gram, right)
+    return jnp.where(
+        active, jax.lax.cond(converged, lambda: found, lambda: _solve_by_factors(gram, right)), 0
+    )
+
+
+def _solve_by_factors(gram: Array, right: Array) -> Array:
+    k = len(right)
     cut = 2 * max(k, 16) * float(jnp.finfo(gram.dtype).eps)
     factor = jnp.linalg.cholesky(gram + cut * jnp.eye(k, dtype=gram.dtype))
     # The squared pivot is the squared distance of a row from the span of those before it.
     pivots = jax.lax.stop_gradient(jnp.square(jnp.diagonal(factor)))
     independent = jnp.all(pivots > 20 * cut)  # false for NaN
-    solution = jax.lax.cond(
+    return jax.lax.cond(
         independent,
         lambda: _solve_by_cholesky(gram, right, factor),
         lambda: _solve_by_eigenvalues(gram, right, cut),
     )
-    return jnp.where(active, solution, 0)
 
 
 def _solve_by_cholesky(gram: Array, right: Array, factor: Array) -> Array:
@@ -237,3 +250,61 @@ def _solve_by_singular_values(gram: Array, right: Array) -> Array:
 
 def _largest(values: Array) -> Float[Array, ""]:
     return jnp.max(jnp.abs(values))
+
+
+def solve_by_gradients(
+    gram: Float[Array, "k k"], right: Float[Array, " k"]
+) -> tuple[Float[Array, " k"], Bool[Array, ""]]:
+    """λ with G λ = r by conjugate gradients, and whether they got there to rounding.
+
+    They give up after k / 4 iterations, each of which is a product with G, before they have cost as
+    much as a factorisation. Where rows depend on each other and do not contradict, they find the λ
+    of minimum norm.
+
+    Args:
+        gram: G, symmetric, of rows of unit length.
+        right: r.
+    """
+    # The attainable residual is the rounding of G λ.
+    enough = jnp.square(4 * jnp.finfo(gram.dtype).eps) * jnp.sum(jnp.square(right))
+
+    class Search(NamedTuple):
+        solution: Float[Array, " k"]
+        residual: Float[Array, " k"]
+        direction: Float[Array, " k"]
+        squared: Float[Array, ""]
+        iterations: Int[Array, ""]
+
+    def multiply(vector: Array) -> Array:
+        return jnp.matmul(gram, vector, precision="highest")
+
+    def search(_: Any, right: Array) -> Array:
+        def improve(now: Search) -> Search:
+            image = multiply(now.direction)
+            curvature = jnp.sum(now.direction * image)
+            step = now.squared / jnp.where(curvature > 0, curvature, jnp.inf)
+            residual = now.residual - step * image
+            squared = jnp.sum(jnp.square(residual))
+            turn = squared / jnp.where(now.squared > 0, now.squared, 1)
+            return Search(
+                now.solution + step * now.direction,
+                residual,
+                residual + turn * now.direction,
+                squared,
+                now.iterations + 1,
+            )
+
+        def go_on(now: Search) -> Bool[Array, ""]:
+            return (now.squared > enough) & (now.iterations < len(right) // 4)
+
+        start = Search(
+            jnp.zeros_like(right), right, right, jnp.sum(jnp.square(right)), jnp.zeros((), int)
+        )
+        return jax.lax.while_loop(go_on, improve, start).solution
+
+    solution = jax.lax.custom_linear_solve(multiply, right, search, symmetric=True)
+    # The recurrence may drift from the residual, which alone says how good the solution is.
+    found, matrix, wanted = jax.lax.stop_gradient((solution, gram, right))
+    left = wanted - jnp.matmul(matrix, found, precision="highest")
+    rounding = 16 * jnp.finfo(gram.dtype).eps * jnp.linalg.norm(wanted)
+    return solution, jnp.linalg.norm(left) <= rounding

@@ -15,21 +15,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def kernel_gradient(
+def kernel_gradients(
     inputs: Float[Array, ...],
-    signals: Float[Array, ...],
+    signals: Float[Array, "rows ..."],
     *,
     kernel: Sequence[int],
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
     layout: jax.lax.ConvDimensionNumbers,
-) -> Float[Array, ...]:
-    """The gradient of ⟨signals, inputs ∗ kernel⟩ with respect to the kernel.
+) -> Float[Array, "rows ..."]:
+    """The gradients of ⟨signals, inputs ∗ kernel⟩ with respect to the kernel, one for each row.
 
     Args:
         inputs: of the convolution, in its own layout.
-        signals: shaped like the output of the convolution.
+        signals: for each row, an array shaped like the output of the convolution.
         kernel: the shape of the kernel.
         strides: of the window.
         padding: of the inputs, before and after; may be negative.
@@ -37,19 +37,20 @@ def kernel_gradient(
         layout: which axis is what in inputs, kernel and output.
     """
     inputs = jnp.transpose(inputs, _channels_last(layout.lhs_spec))
-    signals = jnp.transpose(signals, _channels_last(layout.out_spec))
+    rows = len(signals)
+    signals = jnp.transpose(signals, (0, *(1 + axis for axis in _channels_last(layout.out_spec))))
     window = [kernel[axis] for axis in layout.rhs_spec[2:]]
     dtype = jnp.result_type(jnp.float32, inputs, signals)
-    patches = _patches(inputs, signals.shape[1:-1], window, strides, padding, dilation)
-    gradient = jnp.einsum(
-        "tki,to->kio",
+    patches = _patches(inputs, signals.shape[2:-1], window, strides, padding, dilation)
+    gradients = jnp.einsum(
+        "tki,rto->rkio",
         patches.astype(dtype),
-        signals.reshape(-1, signals.shape[-1]).astype(dtype),
+        signals.reshape(rows, -1, signals.shape[-1]).astype(dtype),
         precision="highest",
     )
-    gradient = gradient.reshape(*window, *gradient.shape[1:])
+    gradients = gradients.reshape(rows, *window, *gradients.shape[2:])
     order = [*layout.rhs_spec[2:], layout.rhs_spec[1], layout.rhs_spec[0]]
-    return jnp.transpose(gradient, [order.index(axis) for axis in range(len(order))])
+    return jnp.transpose(gradients, (0, *(1 + order.index(axis) for axis in range(len(order)))))
 
 
 def _patches(

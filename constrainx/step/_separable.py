@@ -1,69 +1,124 @@
-"""Which constraints have a row for each example that depends on no other example.
+"""Which constraints have rows for each example that depend on no other example.
 
 Rows on disjoint examples are cheap, see `_jacobian.py`. `Norm` has them by definition. Here they
-are found where a residual is one number an example, as in ``reduce="none"`` on a scalar output: the
-rows are traced for a batch of unknown length, and every operation must treat the axis of that
-length example by example. Whatever is not known to do so leaves the constraint as it was.
+are found where a residual has one or several numbers an example, as in ``reduce="none"`` on the
+outputs of a network: the rows are traced for a batch of unknown length, and every operation must
+treat the axis of that length example by example. Whatever is not known to do so leaves the
+constraint as it was.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.export
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
-from constrainx.constraints import Composed, Member, find_live_inputs
+from constrainx.constraints import Member, find_live_inputs
 from constrainx.step._method import Point
 
 
-def separate_examples(point: Point, counts: Sequence[int], *, rows: range) -> Point:
-    """The same point, where constraints that can have a slice of the batch for each row do.
+class Apart(NamedTuple):
+    """Rows that depend on one piece of the batch each.
+
+    Attributes:
+        pieces: how many pieces there are: examples, or groups of them.
+        outputs: how many rows a piece has, for each array of the residual.
+        is_cut: for each array of the batch, whether it has the examples along its first axis; the
+            others are not read.
+    """
+
+    pieces: int
+    outputs: tuple[int, ...]
+    is_cut: tuple[bool, ...]
+
+
+def find_apart(member: Member, point: Point, key: Any, *, count: int) -> Apart | None:
+    """How the rows of a constraint can be taken apart, or None if they cannot.
 
     Args:
+        member: the constraint.
         point: where.
-        counts: how many rows each constraint has.
-        rows: how many rows are worth it.
+        key: of the constraint.
+        count: how many rows it has.
     """
-    keys = point.constraints.keys(point.key)
-    members = []
-    for member, key, count in zip(point.constraints, keys, counts, strict=True):
-        is_open = member.slices is None and count in rows
-        is_open = is_open and _count_examples(member.view(point.batch)) == count
-        if is_open and _is_separable(member, point, key):
-            member = dataclasses.replace(member, slices=_count_examples)
-        members.append(member)
-    return point._replace(constraints=Composed(tuple(members)))
-
-
-def _count_examples(batch: Any) -> int:
-    """The length of the first axis that all arrays of a batch share, or 0 if they do not."""
-    leaves = jax.tree.leaves(batch)
-    sizes = {jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in leaves}
-    return sizes.pop() if len(sizes) == 1 else 0
-
-
-def _is_separable(member: Member, point: Point, key: Any) -> bool:
+    batch = member.view(point.batch)
+    leaves, tree = jax.tree.flatten(batch)
+    if member.slices is not None:
+        return Apart(member.slices(batch), (1,), (True,) * len(leaves))
+    closed = _trace(member, point, batch, key)
+    after = len(closed.in_avals) - len(jax.tree.leaves(key))
+    live = find_live_inputs(closed)[after - len(leaves) :]
+    # A key is drawn from anew in each piece, which would be another sample.
+    if any(live[len(leaves) :]):
+        return None
+    sizes = [jnp.shape(leaf)[0] if jnp.ndim(leaf) else 0 for leaf in leaves]
+    read = {size for size, is_read in zip(sizes, live, strict=False) if is_read}
+    examples = read.pop() if len(read) == 1 else 0
+    if not examples or count % examples:
+        return None
+    is_cut = tuple(size == examples for size in sizes)
     (length,) = jax.export.symbolic_shape("examples")
-    batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((length, *jnp.shape(leaf)[1:]), jnp.result_type(leaf)),
-        member.view(point.batch),
-    )
+    symbolic = [
+        jax.ShapeDtypeStruct((length, *jnp.shape(leaf)[1:]), jnp.result_type(leaf)) if cut else leaf
+        for leaf, cut in zip(leaves, is_cut, strict=True)
+    ]
     try:
-        closed = jax.make_jaxpr(lambda p, b, k: member.function(p, b, k, point.model))(
-            point.parameters, batch, key
-        )
-        (rows,) = closed.out_avals
-        # A key is drawn from anew in each slice, which would be another sample.
-        needs_key = find_live_inputs(closed)[-1]
-        return rows.shape == (length,) and not needs_key and _keeps_apart(closed.jaxpr)
+        closed = _trace(member, point, jax.tree.unflatten(tree, symbolic), key)
+        jaxpr = _find_arrays(closed.jaxpr)
+        outputs = [_count_rows(variable.aval) for variable in jaxpr.outvars]
+        is_apart = None not in outputs and _keeps_apart(jaxpr)
     except Exception:  # whatever a residual, or JAX, raises for a length that is not a number
-        return False
+        return None
+    sizes = [size for size in outputs if size is not None]
+    return Apart(examples, tuple(sizes), is_cut) if is_apart else None
+
+
+def cut_apart(batch: PyTree, apart: Apart) -> tuple[list[Any], Any]:
+    """The arrays of a batch that have the examples, and a function that puts it together again."""
+    leaves, tree = jax.tree.flatten(batch)
+
+    def restore(cut: Sequence[Any]) -> PyTree:
+        rest = iter(cut)
+        filled = [
+            next(rest) if is_cut else leaf
+            for leaf, is_cut in zip(leaves, apart.is_cut, strict=True)
+        ]
+        return jax.tree.unflatten(tree, filled)
+
+    return [leaf for leaf, is_cut in zip(leaves, apart.is_cut, strict=True) if is_cut], restore
+
+
+def _trace(member: Member, point: Point, batch: Any, key: Any) -> jex.ClosedJaxpr:
+    return jax.make_jaxpr(lambda p, b, k: member.function(p, b, k, point.model))(
+        point.parameters, batch, key
+    )
+
+
+def _find_arrays(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
+    """The rows before those of several arrays were put one below the other."""
+    (rows,) = jaxpr.outvars
+    if not jaxpr.eqns or jaxpr.eqns[-1].outvars != [rows]:
+        return jaxpr
+    last = jaxpr.eqns[-1]
+    if last.primitive.name != "concatenate":
+        return jaxpr
+    return jaxpr.replace(
+        eqns=jaxpr.eqns[:-1],
+        outvars=list(last.invars),
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+
+
+def _count_rows(array: Any) -> int | None:
+    """How many rows an example has in a vector of rows; None if it is not one."""
+    return _count_parts(array.shape[0]) if len(array.shape) == 1 else None
 
 
 def _keeps_apart(jaxpr: jex.Jaxpr, needed: Sequence[bool] | None = None) -> bool:
@@ -109,25 +164,38 @@ def _treats_apart(equation: jex.JaxprEqn, outputs: Sequence[bool]) -> bool:
         return False
     if set(inputs) <= {None}:
         return name == "broadcast_in_dim"  # the same for all examples
+    if name == "reshape":
+        return _reshapes_apart(equation, inputs[0], results[0])
+    if len(_list_lengths(equation)) > 1:
+        return False  # some entries of an example, or some examples, were left out
     if name in ELEMENTWISE or name in REDUCTIONS:
         return name in REDUCTIONS or len(found) == 1
     if name == "dot_general":
         return True  # two axes of examples would give one of each, or none
+    if name == "split":
+        return set(inputs) == found and parameters["axis"] not in found
     return _moves_apart(equation, inputs, results[0])
+
+
+def _reshapes_apart(equation: jex.JaxprEqn, inputs: int | None, result: int | None) -> bool:
+    """Whether all entries of an example stay together, before those of the next.
+
+    An axis of c entries for each example is what becomes of examples and tokens as one axis.
+    """
+    operand: Any = equation.invars[0].aval
+    out: Any = equation.outvars[0].aval
+    if equation.params["dimensions"] is not None:
+        return False
+    return math.prod(operand.shape[:inputs]) == math.prod(out.shape[:result])
 
 
 def _moves_apart(equation: jex.JaxprEqn, inputs: Sequence[int | None], result: int | None) -> bool:
     """Whether an operation that moves entries takes the examples to where they belong."""
     parameters = equation.params
-    operand: Any = equation.invars[0].aval
-    out: Any = equation.outvars[0].aval
     axis = inputs[0]
     match equation.primitive.name:
         case "broadcast_in_dim":
             return axis is not None and parameters["broadcast_dimensions"][axis] == result
-        case "reshape":
-            before, after = operand.shape[:axis], out.shape[:result]
-            return parameters["dimensions"] is None and math.prod(before) == math.prod(after)
         case "transpose":
             return result is not None and parameters["permutation"][result] == axis
         case "concatenate":
@@ -179,11 +247,24 @@ MIXED = -1
 
 
 def _find_axis(array: Any) -> int | None:
-    """The axis of examples, if there is one."""
+    """The axis of examples, or of a few entries for each example, if there is one."""
     axes = [i for i, size in enumerate(array.shape) if not isinstance(size, int)]
     if not axes:
         return None
-    return axes[0] if len(axes) == 1 and str(array.shape[axes[0]]) == "examples" else MIXED
+    return axes[0] if len(axes) == 1 and _count_parts(array.shape[axes[0]]) else MIXED
+
+
+def _count_parts(size: Any) -> int | None:
+    """How many entries an axis has for each example; None if it has no such number."""
+    found = re.fullmatch(r"(?:(\d+)\*)?examples", str(size))
+    return int(found[1] or 1) if found else None
+
+
+def _list_lengths(equation: jex.JaxprEqn) -> set[str]:
+    """The lengths of the axes of examples."""
+    arrays: list[Any] = [atom.aval for atom in (*equation.invars, *equation.outvars)]
+    axes = [(array, _find_axis(array)) for array in arrays]
+    return {str(array.shape[axis]) for array, axis in axes if axis is not None}
 
 
 REDUCTIONS = {"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or",

@@ -155,12 +155,19 @@ def is_convolution(equation: jex.JaxprEqn) -> bool:
     return equation.primitive.name == "conv_general_dilated"
 
 
-def is_worth_factoring(taps: Sequence[Tap], kernel: Array, rows: int) -> bool:
-    """Whether inner products of tokens are less work than those of stored gradients."""
+def is_worth_factoring(taps: Sequence[Tap], kernel: Array, examples: int, rows: int) -> bool:
+    """Whether inner products of tokens are less work than those of stored gradients.
+
+    Args:
+        taps: the layers that use the kernel, for one example.
+        kernel: the parameter.
+        examples: how many there are.
+        rows: how many each of them has.
+    """
     inputs, outputs = kernel.shape
     tokens = sum(count_entries(tap.output.shape) // outputs for tap in taps)
-    factored = (rows * tokens) ** 2 * (inputs + outputs)
-    return factored < rows * inputs * outputs * (rows + tokens)
+    factored = (examples * tokens) ** 2 * (inputs + rows**2 * outputs)
+    return factored < examples * rows * inputs * outputs * (examples * rows + tokens)
 
 
 def count_entries(shape: Sequence[int]) -> int:

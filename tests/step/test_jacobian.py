@@ -135,8 +135,11 @@ def test_kernel_gradients_are_right_in_any_layout(layout):
     output, pullback = jax.vjp(convolve, kernel)
     signals = jnp.asarray(rng.normal(size=output.shape), jnp.float32)
     numbers = jax.lax.conv_dimension_numbers(x.shape, kernel.shape, layout)
-    found = patches.kernel_gradient(x, signals, kernel=kernel.shape, layout=numbers, **geometry)
-    np.testing.assert_allclose(found, pullback(signals)[0], rtol=1e-5, atol=1e-5)
+    found = patches.kernel_gradients(
+        x, jnp.stack([signals, jnp.sin(signals)]), kernel=kernel.shape, layout=numbers, **geometry
+    )
+    wanted = jnp.stack([pullback(signals)[0], pullback(jnp.sin(signals))[0]])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [2, 4])

@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from constrainx.step._multipliers import find_active_rows, solve_gram
+from constrainx.step._multipliers import (
+    ROWS_FACTORISED,
+    find_active_rows,
+    solve_by_gradients,
+    solve_gram,
+)
 
 
 def draw_problem(rng, *, rows, size, scales, metric, duplicate, equalities):
@@ -93,3 +98,45 @@ def test_rows_of_any_scale_are_solved_alike():
     gram = jnp.asarray(scaled @ scaled.T)
     found = solve_gram(gram, jnp.asarray(right * scales), jnp.ones(4, bool))
     np.testing.assert_allclose(found * scales, plain, rtol=1e-4)
+
+
+MANY = ROWS_FACTORISED + 4
+
+
+@pytest.mark.parametrize("kind", ["independent", "dependent", "contradicting", "ill-conditioned"])
+def test_many_rows_are_solved_like_few(x64, kind):
+    """By conjugate gradients where they converge, and otherwise by a factorisation."""
+    rng = np.random.default_rng(0)
+    J = rng.normal(size=(MANY, 1500))
+    right = rng.normal(size=MANY)
+    if kind in ("dependent", "contradicting"):
+        J[1] = J[0]
+        right[1] = right[0] if kind == "dependent" else -right[0]
+    if kind == "ill-conditioned":
+        J = J[:, :1] + np.logspace(-2, -3.5, MANY)[:, None] * J
+    lengths = np.linalg.norm(J, axis=1)
+    unit = J / lengths[:, None]
+    gram = J @ J.T
+    active = jnp.ones(MANY, bool)
+    _, converged = jax.jit(solve_by_gradients)(unit @ unit.T, right / lengths)
+    assert bool(converged) == (kind in ("independent", "dependent"))
+    found = jax.jit(solve_gram)(jnp.asarray(gram), jnp.asarray(right), active)
+    wanted = np.linalg.pinv(unit @ unit.T, rcond=1e-12, hermitian=True) @ (right / lengths)
+    tolerance = 1e-6 if kind == "ill-conditioned" else 1e-9
+    np.testing.assert_allclose(
+        found * lengths, wanted, atol=tolerance * np.linalg.norm(wanted, np.inf)
+    )
+
+
+def test_the_solution_for_many_rows_can_be_differentiated(x64):
+    rng = np.random.default_rng(0)
+    J, K = rng.normal(size=(2, MANY, 1500))
+    right, active = jnp.asarray(rng.normal(size=MANY)), jnp.ones(MANY, bool)
+
+    def solve(t):
+        rows = J + t * K
+        return jnp.sum(jnp.sin(100 * solve_gram(rows @ rows.T, right, active)))
+
+    slope = jax.jit(jax.grad(solve))(0.0)
+    rise = (jax.jit(solve)(1e-5) - jax.jit(solve)(-1e-5)) / 2e-5
+    np.testing.assert_allclose(slope, rise, rtol=1e-5)

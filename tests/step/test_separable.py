@@ -1,4 +1,6 @@
-"""Rows that are one number an example are found, and no others."""
+"""Rows of single examples are found, and no others."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,9 @@ import pytest
 from flax import nnx
 
 import constrainx as cx
+from constrainx.models import MLP
 from constrainx.step import Point, explain_route
+from constrainx.step._linearise import linearise
 
 EXAMPLES = 12
 
@@ -173,3 +177,111 @@ def test_inequalities_of_single_examples_have_the_step_of_stored_gradients():
     ]
     for one, other in zip(*map(jax.tree.leaves, updates), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+SEVERAL = {
+    "outputs": lambda m, b: m(b["x"]),
+    "one of several lengths": lambda m, b: m(b["memory"]),
+    "two arrays": lambda m, b: {
+        "a": m(b["x"]) - b["x"][:, :2],
+        "b": jnp.tanh(m.first(b["x"])).reshape(-1, 1, 5)[..., :3],
+    },
+    "tokens as examples": lambda m, b: m(
+        jnp.stack([b["x"], 2 * b["x"]], axis=1).reshape(-1, 3)
+    ).reshape(-1, 2, 2),
+    "features of a convolution": lambda m, b: jnp.tanh(m.conv(b["x"][..., None])),
+    "halves": lambda m, b: jnp.split(m(b["x"]), 2, axis=1)[1] ** 2 + m(b["x"]),
+}
+MIXED = {
+    "halves of the batch": lambda m, b: jnp.concatenate([m(b["x"]), m(-b["x"])]),
+    "outputs first": lambda m, b: m(b["x"]).T,
+    "every second": lambda m, b: m(jnp.concatenate([b["x"], b["x"]], axis=1).reshape(-1, 3))[::2],
+    "two batches": lambda m, b: jnp.sum(m(b["x"])) + m(b["memory"]),
+    "outputs centred": lambda m, b: m(b["x"]) - jnp.mean(m(b["x"]), axis=0),
+}  # fmt: skip
+
+
+def make_several(residual):
+    model, parameters, batch = make(residual)
+    return model, parameters, {**batch, "memory": jnp.cos(batch["x"][:7] * 3)}
+
+
+@pytest.mark.parametrize("name", [*SEVERAL, *MIXED])
+def test_rows_of_an_example_are_the_same_as_together(x64, name):
+    """Values, products and the Gram matrix, in the order of the residual; and the route."""
+    model, parameters, batch = make_several({**SEVERAL, **MIXED}[name])
+    parameters = jax.tree.map(lambda leaf: leaf.astype(float), parameters)
+    constraints = cx.compose(model)
+    point = Point(constraints, parameters, jnp.zeros((), int), batch, jax.random.key(0), None)
+    flat, unravel = jax.flatten_util.ravel_pytree(parameters)
+
+    def rows(flat):
+        return constraints.members[0].rows(unravel(flat), batch, jax.random.key(0), None)
+
+    wanted = rows(flat)
+    route, reason = explain_route("auto", point, (wanted.size,))
+    assert (route == "gram") == (name in SEVERAL), reason
+    if route != "gram":
+        return
+    metric = jax.tree.map(jnp.exp, parameters)
+    weights = jax.flatten_util.ravel_pytree(metric)[0]
+
+    @jax.jit
+    def find(parameters):
+        here = point._replace(parameters=parameters)
+        stacked = linearise(here, "auto", (wanted.size,)).jacobian
+        return {
+            "values": stacked.values,
+            "dense": stacked.materialise(parameters),
+            "gram": stacked.gram(),
+            "gram in a metric": stacked.gram(metric),
+            "matvec": stacked.matvec(parameters),
+            "rmatvec": jax.flatten_util.ravel_pytree(stacked.rmatvec(jnp.cos(wanted), parameters))[
+                0
+            ],
+        }
+
+    found = find(parameters)
+    J = jax.jit(jax.jacobian(rows))(flat)
+    reference = {
+        "values": wanted,
+        "dense": J,
+        "gram": J @ J.T,
+        "gram in a metric": (J * weights) @ J.T,
+        "matvec": J @ flat,
+        "rmatvec": jnp.cos(wanted) @ J,
+    }
+    for key, value in reference.items():
+        np.testing.assert_allclose(found[key], value, atol=1e-11, err_msg=key)
+
+
+def test_smooth_rows_of_points_that_stay_converge_quadratically(x64):
+    """With γ = 1, each step is one of Gauss and Newton: errors are squared from step to step."""
+    model = MLP((3, 24, 24, 4), rngs=nnx.Rngs(0))
+    parameters = jax.tree.map(lambda leaf: leaf.astype(float), nnx.state(model, nnx.Param))
+    nnx.update(model, parameters)
+
+    class Fit(cx.Constraint):
+        def residual(self, model, batch, *, key):
+            return model(batch["x"]) - batch["y"]
+
+    cx.attach(model, Fit(gamma=1.0, placement="update"))
+    batch = {"x": jnp.cos(jnp.arange(24.0).reshape(8, 3) ** 2), "spare": jnp.ones(3)}
+    batch["y"] = model(batch["x"]) + 0.3 * jnp.sin(jnp.arange(32.0)).reshape(8, 4)
+    constraints = cx.compose(model)
+
+    @jax.jit
+    def step(parameters):
+        nothing = jax.tree.map(jnp.zeros_like, parameters)
+        found = cx.project(nothing, constraints, parameters, batch=batch)
+        moved = jax.tree.map(jnp.add, parameters, found.update)
+        return moved, jnp.linalg.norm(found.rows["fit"])
+
+    errors = []
+    for _ in range(7):
+        parameters, error = step(parameters)
+        errors.append(float(error))
+    assert errors[-1] < 1e-12
+    near = [(one, two) for one, two in itertools.pairwise(errors) if 1e-5 < one < 1]
+    assert len(near) >= 2, errors
+    assert all(two < one**2 / 10 for one, two in near), errors
