@@ -14,6 +14,7 @@ from benchmarks import (
     images,
     lenet,
     loop,
+    passes,
     peers,
     report,
     solve,
@@ -36,6 +37,7 @@ BENCHMARKS = {
     "images": images.run,
     "lenet": lenet.run,
     "loop": loop.run,
+    "passes": passes.run,
     "peers": peers.run,
     "solve": solve.run,
     "step": step.run,
@@ -71,6 +73,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "parameters, rows and batch, drawn. images: augmented images a second, without a "
         "model. lenet: a row an image through convolutions. "
         "loop: the trainer against a loop written by hand. "
+        "passes: how often a step with one row passes over memory, on an H100 that need not be "
+        "there. "
         "peers: the null-space step against other solvers and methods, drawn. "
         "step: what constraints add to a training step. sweep: rows and γ on o3-inertia. "
         "swin: what masks and a budget add to a step of Swin-S. "

@@ -32,7 +32,7 @@ def run(*, quick: bool) -> Report:
     params = {f"layer {i}": 0.01 * jax.random.normal(k, shape) for i, k in enumerate(keys)}
     grads, row = jax.tree.map(jnp.sin, params), jax.tree.map(jnp.cos, params)
     contestants = {
-        name: _compile(make, params, grads, row) for name, make in _all_optimizers().items()
+        name: _compile(make, params, grads, row) for name, make in all_optimizers().items()
     }
     seconds = dict.fromkeys(contestants, float("inf"))
     for _ in range(rounds):
@@ -70,7 +70,7 @@ def run(*, quick: bool) -> Report:
     )
 
 
-def _all_optimizers() -> dict[str, Callable[[Any], optax.GradientTransformationExtraArgs]]:
+def all_optimizers() -> dict[str, Callable[[Any], optax.GradientTransformationExtraArgs]]:
     """Optimizers by name, each for a given row."""
     adam = optax.with_extra_args_support(optax.adam(1e-3))
 

@@ -54,3 +54,14 @@ def test_twice_keeps_the_cost_of_a_row_apart(tmp_path):
     rows = {row["step"]: row for row in table["rows"]}
     assert rows["Adam"]["besides the row"] == rows["Adam"]["/ Adam"] == 1.0
     assert rows["stored row, twice"]["besides the row"] < rows["stored row, twice"]["/ Adam"]
+
+
+def test_passes_are_counted_where_the_compiler_is_and_explained_where_not(tmp_path, capsys):
+    benchmarks.main(["passes", "--quick", "--out", str(tmp_path)])
+    (table,) = json.loads((tmp_path / "passes.json").read_text())["tables"]
+    if table["rows"]:
+        (adam,) = table["rows"]
+        # Parameters and moments are read and written, the gradient is read.
+        assert adam["passes"] == pytest.approx(7, rel=0.01)
+    else:
+        assert "constrainx[plan]" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from constrainx.plan._collectives import find_added as find_added
 from constrainx.plan._collectives import read_collectives as read_collectives
 from constrainx.plan._flops import Flops as Flops
 from constrainx.plan._flops import count_flops as count_flops
+from constrainx.plan._hlo import count_moved_bytes as count_moved_bytes
 from constrainx.plan._largest import find_largest as find_largest
 from constrainx.plan._memory import Memory as Memory
 from constrainx.plan._memory import read_memory as read_memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import math
 import os
@@ -39,7 +40,8 @@ class Plan:
         collectives: what devices exchange.
         added: of that, what the constraints add.
         memory_added: bytes of the peak that the constraints add.
-        compile_seconds: of tracing and compiling the step.
+        compile_seconds: of tracing and compiling the step with and without its constraints, both at
+            once.
         estimate: of its time; None for simulated devices.
         largest_batch: the largest that fits; None if that was not asked for.
     """
@@ -96,16 +98,21 @@ def make_plan(
     devices = trainer.sharding.mesh.size
     start = time.perf_counter()
     traced = trainer.trace(batch=count)
-    compiled = traced.lower().compile(target.compiler_options)
+    lowered = [traced.lower()]
+    if trainer.constraint_names:
+        unconstrained = dataclasses.replace(trainer, method="none")
+        lowered.append(unconstrained.lower(batch=count))
+    # Much of compiling uses one core.
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        steps = list(pool.map(lambda step: step.compile(target.compiler_options), lowered))
     seconds = time.perf_counter() - start
+    compiled, *others = steps
     text = compiled.as_text() or ""
     memory, collectives = read_memory(compiled), read_collectives(text, per_host=target.per_host)
     added, memory_added = [], 0
-    if trainer.constraint_names:
-        unconstrained = dataclasses.replace(trainer, method="none")
-        plain = unconstrained.lower(batch=count).compile(target.compiler_options)
-        others = read_collectives(plain.as_text() or "", per_host=target.per_host)
-        added = find_added(collectives, others)
+    for plain in others:
+        shared = read_collectives(plain.as_text() or "", per_host=target.per_host)
+        added = find_added(collectives, shared)
         memory_added = memory.peak - read_memory(plain).peak
     flops, moved = count_flops(traced.jaxpr), count_moved_bytes(text)
     capacity = _measure_machine() // devices if target.memory is None else target.memory

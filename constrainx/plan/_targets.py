@@ -146,7 +146,7 @@ TARGETS: dict[str, Target] = {
                 cores=132,
                 memory=150_110_011_392,
                 bandwidth=4.8e12,
-                cache=62_914_560,
+                cache=52_428_800,
                 clock=1.98,
                 shared=233_472,
             ),

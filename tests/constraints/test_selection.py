@@ -5,11 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from constrainx import masks
 from constrainx.constraints.masks._pattern import keep_in_groups, parse_pattern
-from constrainx.constraints.masks._select import find_cut, find_expected_cut, keep_largest
+from constrainx.constraints.masks._select import (
+    COUNTED,
+    find_cut,
+    find_expected_cut,
+    keep_largest,
+)
 from constrainx.errors import ArgumentError
+from constrainx.plan import read_collectives
 
 SHAPES = ((7, 11), (5,), (3, 4, 6), (5,), (7, 11))
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
@@ -107,3 +114,15 @@ def test_the_largest_of_each_group_are_kept():
 def test_a_pattern_that_means_nothing_is_refused(text):
     with pytest.raises(ArgumentError, match="2:4"):
         parse_pattern(text)
+
+
+def test_devices_exchange_a_sample_and_not_the_values():
+    """A kernel in eight parts, of which every third number is counted, and every 161st sorted."""
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    values = jax.random.normal(jax.random.key(0), (2560, 2048))
+    assert values.size > 2 * COUNTED
+    placed = jax.device_put(values, NamedSharding(mesh, PartitionSpec(None, "fsdp")))
+    find = jax.jit(lambda v: find_cut([v], v.size // 3)).lower(placed).compile()
+    exchanged = read_collectives(find.as_text())
+    assert sum(one.bytes for one in exchanged) < 0.4 * values.nbytes
+    assert find(placed) == find_cut([values], values.size // 3)

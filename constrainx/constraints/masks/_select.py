@@ -172,7 +172,22 @@ def _take_some(values: Arrays, most: int) -> Float[Array, " some"]:
     stride = max(1, _total(values) // most)
     # An odd stride does not stay in the same few columns of a kernel.
     stride += 1 - stride % 2
-    return jnp.concatenate([replicate(value).reshape(-1)[::stride] for value in values])
+    return jnp.concatenate([_take_every(replicate(value), stride) for value in values])
+
+
+def _take_every(value: Float[Array, ...], stride: int) -> Float[Array, " some"]:
+    """``value.reshape(-1)[::stride]``, of which devices that share the value exchange no more.
+
+    For the reshape XLA would gather all of it on each of them.
+    """
+    if stride == 1:
+        return value.reshape(-1)
+    # Behind a barrier, or XLA would compute millions of positions as it compiles.
+    count = jax.lax.optimization_barrier(jnp.arange(-(-value.size // stride), dtype=jnp.int32))
+    where = jnp.unravel_index(count * stride, value.shape)
+    return value.at[where].get(
+        mode="promise_in_bounds", unique_indices=True, indices_are_sorted=True
+    )
 
 
 def _total(values: Arrays) -> int:
