@@ -45,6 +45,8 @@ from constrainx.linalg import LinearOperator as LinearOperator
 from constrainx.linalg import Reason as Reason
 from constrainx.linalg import Solver as Solver
 from constrainx.linalg import lstsq as lstsq
+from constrainx.polishing import Polished as Polished
+from constrainx.polishing import polish as polish
 from constrainx.recipes import load as load
 from constrainx.runtime import Callback as Callback
 from constrainx.runtime import CheckpointError as CheckpointError
