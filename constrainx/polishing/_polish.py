@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, PyTree
 
@@ -25,11 +26,12 @@ from constrainx.constraints import (
 )
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError
-from constrainx.linalg import LSMR, Solver, norm
+from constrainx.linalg import LSMR, Solver
 from constrainx.polishing._points import Points, find_reads
 from constrainx.polishing._polished import Polished, PolishedConstraint, explain
 from constrainx.polishing._read import read_held_out, read_points
-from constrainx.polishing._search import Ending, Limits, Searched, search
+from constrainx.polishing._search import Ending, Limits, Searched, measure, search
+from constrainx.polishing._steps import IterativeSteps, Lengths, Steps, StoredSteps, fits
 from constrainx.polishing._system import Given, Measured, System
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -110,7 +112,8 @@ def polish(
         wrt: an NNX filter: which parameters may move, instead of what the constraints say, who must
             agree on it otherwise.
         max_steps: how many steps to take at most.
-        solver: of the least-squares problem; `LSMR` to about rounding by default.
+        solver: a solver for the least-squares problem of each step. By default rows that are few
+            enough are stored, and solved in float64; for others it is `LSMR`.
         seed: for all keys.
 
     Returns:
@@ -156,7 +159,6 @@ def polish(
         of=_call if of is None else of,
         is_hard=weight == math.inf,
         loss=None if loss is None else _as_loss(loss),
-        solver=_pick_solver(leaves) if solver is None else solver,
     )
     rows = [index for index in range(len(reads)) if index not in known]
     system = whole
@@ -166,31 +168,46 @@ def polish(
 
     def give(points: Points, leaves: Sequence[Array], system: System) -> Given:
         held = [leaf for leaf, moving in zip(leaves, moves, strict=True) if not moving]
-        scales = (jnp.ones(()),) * (len(system.members) + 1)
+        scales = (np.float32(1),) * (len(system.members) + 1)
         return Given(held, rest, rngs, points, None, None, scales)
 
     def look(points: Points, leaves: Sequence[Array]) -> Measured:
         moved = [leaf for leaf, moving in zip(leaves, moves, strict=True) if moving]
-        return jax.device_get(whole.compiled_measure(moved, give(points, leaves, whole)))
+        return measure(whole, moved, None, 0.0, give(points, leaves, whole))[1]
 
-    before = look(points, leaves)
     held_before = None if held_points is None else look(held_points, leaves)
-    new = _meet_known(composed, known, parameters, model)
+    new, found = leaves, None
+    before = None if rows else look(points, leaves)
+    if known:
+        before = look(points, leaves)
+        new = _meet_known(composed, known, parameters, model)
     tolerances = [m.tolerance if tolerance is None else tolerance for m in composed]
-    moved = [leaf for leaf, moving in zip(new, moves, strict=True) if moving]
-    given = give(points, new, system)
-    given, dead = _scale(system, moved, given, kept_points, weight)
-    found: Searched | None = None
+    dead: list[str] = []
+    is_exact = True
     if rows:
+        moved = [leaf for leaf, moving in zip(new, moves, strict=True) if moving]
+        given = give(points, new, system)._replace(kept_points=kept_points)
+        if kept_points is not None:
+            given = given._replace(kept=jax.jit(system.outputs)(moved, given))
+        steps = _pick_steps(system, moved, given, solver)
+        is_exact = steps.is_exact
+        lengths = steps.measure(moved, given)
+        dead = [m.name for m, n in zip(system.members, lengths.rows, strict=True) if n == 0]
+        given = given._replace(scales=_find_scales(lengths, weight))
         limits = Limits(
             tolerances=tuple(tolerances[index] for index in rows),
             change=_find_rounding(leaves) if system.is_hard and keep is not None else None,
             loss=most_loss,
             steps=max_steps,
         )
-        found = search(system, moved, given, limits)
+        noise = _find_noise(system, moved, given, lengths)
+        found = search(system, steps, moved, given, limits, noise=noise)
         new = jax.tree.leaves(system.parameters(found.moved, given.held))
-    after = look(points, new)
+    if found is not None and not known:
+        before, after = found.first, found.last
+    else:
+        after = look(points, new)
+    assert before is not None  # measured here, or by the search
     held_after = None if held_points is None else look(held_points, new)
     ending = _end_of(found, after, tolerances)
     entries = _list_constraints(
@@ -198,7 +215,7 @@ def polish(
     )
     change = None
     if found is not None and keep is not None:
-        change = float(found.measured.change) / max(float(found.measured.outputs), 1e-30)
+        change = float(found.last.change) / max(float(found.last.outputs), 1e-30)
     polished = Polished(
         constraints=entries,
         ending=ending,
@@ -206,7 +223,8 @@ def polish(
             ending,
             0 if found is None else len(found.strides),
             unmet=[entry.name for entry in entries if not entry.met],
-            dead=[composed.members[rows[index]].name for index in dead],
+            dead=dead,
+            is_exact=is_exact,
             is_kept=system.is_hard and keep is not None,
         ),
         steps=() if found is None else found.strides,
@@ -215,7 +233,7 @@ def polish(
         if loss is None or held_before is None or held_after is None
         else (float(held_before.loss), float(held_after.loss)),
         change=change,
-        moved=float(norm(jax.tree.map(jnp.subtract, new, leaves)) / norm(leaves)),
+        moved=_measure_move(leaves, new),
     )
     tree = jax.tree.unflatten(structure, new)
     return nnx.merge(graph, tree, rngs, rest, copy=True), polished
@@ -297,22 +315,40 @@ def _meet_known(
     return jax.tree.leaves(parameters)
 
 
-def _scale(
-    system: System, moved: list[Array], given: Given, kept_points: Points | None, weight: float
-) -> tuple[Given, list[int]]:
-    """What a step is given, with rows of length one on average; and which constraints have none."""
-    if not system.members:
-        return given, []
-    given = given._replace(kept_points=kept_points)
-    *lengths, of_outputs = map(float, jax.jit(system.measure_lengths)(moved, given))
-    dead = [index for index, length in enumerate(lengths) if length == 0]
-    factor = (1.0 if weight == math.inf else weight) / (of_outputs or 1.0)
-    scales = [1 / length if length > 0 and math.isfinite(length) else 1.0 for length in lengths]
-    kept = None
-    if kept_points is not None:
-        kept = jax.jit(system.outputs)(moved, given)
-    given = given._replace(scales=tuple(map(jnp.asarray, [*scales, factor])), kept=kept)
-    return given, dead
+def _pick_steps(
+    system: System, moved: list[Array], given: Given, solver: Solver | None
+) -> Steps:
+    """Rows are stored if there is room, and no solver was given."""
+    shapes = jax.eval_shape(lambda m, g: (system.rows(m, g), system.outputs(m, g)), moved, given)
+    rows = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    columns = sum(math.prod(leaf.shape) for leaf in moved)
+    if solver is None and fits(rows, columns):
+        return StoredSteps(system)
+    eps = _find_eps(moved)
+    default = LSMR(rtol=8 * eps, condition_limit=0.1 / eps, max_iterations=MOST_ITERATIONS)
+    return IterativeSteps(system, default if solver is None else solver)
+
+
+def _find_scales(lengths: Lengths, weight: float) -> tuple[Any, ...]:
+    """Factors that make rows of length one on average."""
+    usable = [length if 0 < length < math.inf else 1.0 for length in lengths.rows]
+    factor = (1.0 if weight == math.inf else weight) / (lengths.outputs or 1.0)
+    return tuple(np.float32(scale) for scale in [*(1 / length for length in usable), factor])
+
+
+def _find_noise(system: System, moved: list[Array], given: Given, lengths: Lengths) -> float:
+    """The norm of the scaled rows if all of them are rounding."""
+    shapes = jax.eval_shape(system.rows, moved, given)
+    counts = [sum(math.prod(leaf.shape) for leaf in block) for block in shapes]
+    parts = zip(lengths.noise, given.scales[:-1], counts, strict=True)
+    return math.sqrt(sum((noise * float(scale)) ** 2 * count for noise, scale, count in parts))
+
+
+def _measure_move(before: Sequence[Array], after: Sequence[Array]) -> float:
+    """How far the parameters moved, relative to their norm."""
+    pairs = [(jax.device_get(a), jax.device_get(b)) for a, b in zip(before, after, strict=True)]
+    moved = math.sqrt(sum(float(np.sum(np.square(b - a, dtype=np.float64))) for a, b in pairs))
+    return moved / (math.sqrt(sum(float(np.sum(np.square(a, dtype=np.float64))) for a, _ in pairs)) or 1.0)
 
 
 def _end_of(found: Searched | None, after: Measured, tolerances: Sequence[float]) -> Ending:
@@ -371,10 +407,9 @@ def _as_loss(loss: Loss) -> Callable[[Any, Any, Array], Array]:
     return find
 
 
-def _pick_solver(leaves: Sequence[Array]) -> Solver:
-    eps = float(jnp.finfo(jnp.result_type(jnp.float32, *leaves)).eps)
-    return LSMR(rtol=8 * eps, condition_limit=0.1 / eps, max_iterations=MOST_ITERATIONS)
-
-
 def _find_rounding(leaves: Sequence[Array]) -> float:
-    return KEPT * float(jnp.finfo(jnp.result_type(jnp.float32, *leaves)).eps)
+    return KEPT * _find_eps(leaves)
+
+
+def _find_eps(leaves: Sequence[Array]) -> float:
+    return float(jnp.finfo(jnp.result_type(jnp.float32, *leaves)).eps)

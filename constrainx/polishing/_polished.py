@@ -115,7 +115,7 @@ class Polished:
 
 
 def explain(
-    ending: Ending, steps: int, *, unmet: list[str], dead: list[str], is_kept: bool
+    ending: Ending, steps: int, *, unmet: list[str], dead: list[str], is_kept: bool, is_exact: bool
 ) -> str:
     """Why polishing ended, in words.
 
@@ -125,6 +125,7 @@ def explain(
         unmet: the names of constraints that do not hold.
         dead: those whose rows no parameter moves.
         is_kept: whether outputs were to stay exactly as they are.
+        is_exact: whether steps were solved with stored rows, not by iterations.
     """
     after = f"after {steps} step{'' if steps == 1 else 's'}"
     names = ", ".join(unmet) or "the rows"
@@ -141,6 +142,13 @@ def explain(
             return f"{after}, the rows are zero to the last digit of the parameters{beyond}."
         case Ending.CONTRADICTION:
             kept = " and the outputs that are to stay as they are" if is_kept else ""
+            if not is_exact:
+                return (
+                    f"{after}, the iterations of the solver no longer find a change that lowers "
+                    f"what is left of {names}: these rows{kept} contradict each other, are more "
+                    "than the network can meet, or depend too nearly on each other for this "
+                    "precision. Take fewer points, a smaller `weight`, or float64."
+                )
             return (
                 f"{after}, no change of the parameters lowers what is left of {names}, to first "
                 f"order: these rows{kept} contradict each other, or there are more of them than "

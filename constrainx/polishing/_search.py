@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from constrainx.polishing._steps import Steps
 from constrainx.polishing._system import Given, Measured, System
 
 # A step must lower ‖c‖² by this fraction of what it promises, in the words of Armijo.
@@ -65,12 +66,21 @@ class Stride:
 
 
 class Searched(NamedTuple):
-    """Where a search ended, and why."""
+    """Where a search ended, and why.
+
+    Attributes:
+        moved: the parameters.
+        ending: why.
+        strides: the steps on the way.
+        first: what was known at the start.
+        last: what is known at the end.
+    """
 
     moved: list[Array]
     ending: Ending
     strides: tuple[Stride, ...]
-    measured: Measured
+    first: Measured
+    last: Measured
 
 
 class Limits(NamedTuple):
@@ -89,16 +99,32 @@ class Limits(NamedTuple):
     steps: int
 
 
-def search(system: System, moved: list[Array], given: Given, limits: Limits) -> Searched:
-    """Takes steps until the constraints hold, or until there is a reason to stop."""
-    measure, take = system.compiled_measure, jax.jit(system.step)
-    now: Measured = jax.device_get(measure(moved, given))
-    noise = float(jax.jit(system.measure_noise)(moved, given))
+def search(
+    system: System,
+    steps: Steps,
+    moved: list[Array],
+    given: Given,
+    limits: Limits,
+    *,
+    noise: float,
+) -> Searched:
+    """Takes steps until the constraints hold, or until there is a reason to stop.
+
+    Args:
+        system: the equations.
+        steps: how they are solved.
+        moved: the parameters to start from.
+        given: what else there is.
+        limits: what is to be reached.
+        noise: the norm of the scaled rows below which they are rounding.
+    """
+    moved, now = measure(system, moved, None, 0.0, given)
+    first = now
     start, damping = max(float(now.size), math.ulp(0.0)), 0.0
     strides: list[Stride] = []
 
     def end(ending: Ending) -> Searched:
-        return Searched(moved, ending, tuple(strides), now)
+        return Searched(moved, ending, tuple(strides), first, now)
 
     if not math.isfinite(now.size):
         return end(Ending.NOT_FINITE)
@@ -110,11 +136,11 @@ def search(system: System, moved: list[Array], given: Given, limits: Limits) -> 
             return end(Ending.ROUNDING)
         if len(strides) >= limits.steps:
             return end(Ending.STEPS)
-        step = take(moved, given, jnp.asarray(damping, _working_dtype(moved)))
+        step = steps.take(moved, given, damping)
         descent = float(step.descent)
         if damping == 0 and descent < LITTLE:
             return end(Ending.ROUNDING if now.size <= NEAR * noise else Ending.CONTRADICTION)
-        found = _find_length(moved, step.change, given, measure, now, descent, limits)
+        found = _find_length(system, moved, step.change, given, now, descent, limits)
         if found.length == 0:
             if now.size <= NEAR * noise:
                 return end(Ending.ROUNDING)
@@ -141,9 +167,19 @@ def search(system: System, moved: list[Array], given: Given, limits: Limits) -> 
         if len(sizes) > STALLED and sizes[-1] > SLOW * sizes[-1 - STALLED]:
             if now.size <= NEAR * noise:
                 return end(Ending.ROUNDING)
-            undamped = take(moved, given, jnp.zeros((), _working_dtype(moved)))
+            undamped = steps.take(moved, given, 0.0)
             is_contradiction = float(undamped.descent) < 10 * LITTLE
             return end(Ending.CONTRADICTION if is_contradiction else Ending.STALLED)
+
+
+def measure(
+    system: System, moved: list[Array], change: Any, length: float, given: Given
+) -> tuple[list[Array], Measured]:
+    """The parameters after a step of some length, and how well the constraints then hold."""
+    if change is None:
+        change = [np.zeros(leaf.shape, leaf.dtype) for leaf in moved]
+    new, found = system.compiled_measure(moved, change, np.float32(length), given)
+    return new, jax.device_get(found)
 
 
 class _Length(NamedTuple):
@@ -154,10 +190,10 @@ class _Length(NamedTuple):
 
 
 def _find_length(
+    system: System,
     moved: list[Array],
     change: Sequence[Array],
     given: Given,
-    measure: Callable[..., Any],
     now: Measured,
     descent: float,
     limits: Limits,
@@ -166,8 +202,7 @@ def _find_length(
     is_loss = False
     for halvings in range(HALVINGS):
         length = 0.5**halvings
-        tried = [p + jnp.asarray(length, p.dtype) * d for p, d in zip(moved, change, strict=True)]
-        found: Measured = jax.device_get(measure(tried, given))
+        tried, found = measure(system, moved, change, length, given)
         # Comparisons with what is not a number are false.
         falls = found.size**2 <= (1 - ENOUGH * length * descent) * now.size**2
         is_allowed = not math.isfinite(limits.loss) or found.loss <= limits.loss
@@ -181,8 +216,3 @@ def _is_met(now: Measured, limits: Limits) -> bool:
     pairs = zip(now.violations, limits.tolerances, strict=True)
     is_kept = limits.change is None or now.change <= limits.change * now.outputs
     return is_kept and all(violation <= tolerance for violation, tolerance in pairs)
-
-
-def _working_dtype(moved: Sequence[Array]) -> Any:
-    """The dtype that a step is computed in."""
-    return jnp.result_type(jnp.float32, *moved)

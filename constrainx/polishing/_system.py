@@ -29,12 +29,11 @@ from constrainx.constraints import Member, at_path, reseed_streams
 from constrainx.constraints.reductions import flatten, root_mean_square
 from constrainx.linalg import Solver, dot, lstsq
 from constrainx.polishing._points import Points, Reads, map_points, weigh_points
+from constrainx.step import pull_rows
 
 # For each constraint, and for each size of a batch, the rows of all batches and draws.
 Blocks: TypeAlias = list[list[Float[Array, "batches rows"]]]
 
-# Random vectors that the lengths of rows are estimated by.
-PROBES = 4
 # How often inequalities that a step would break may join it.
 ROUNDS = 8
 
@@ -63,7 +62,7 @@ class Given(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A Gauss-Newton step.
+    """A Gauss-Newton step, by host or device.
 
     Attributes:
         change: of the parameters.
@@ -112,7 +111,6 @@ class System:
         of: (model, batch) ↦ the outputs to be kept.
         is_hard: whether these outputs are rows, too.
         loss: (model, batch, key) ↦ a number, or None.
-        solver: of the least-squares problem.
     """
 
     graph: nnx.GraphDef
@@ -123,10 +121,9 @@ class System:
     of: Callable[[Any, Any], PyTree]
     is_hard: bool
     loss: Callable[[Any, Any, Array], Array] | None
-    solver: Solver
 
     @functools.cached_property
-    def compiled_measure(self) -> Callable[[list[Array], Given], Measured]:
+    def compiled_measure(self) -> Callable[..., tuple[list[Array], Measured]]:
         """`measure`, compiled once."""
         return jax.jit(self.measure)
 
@@ -173,35 +170,37 @@ class System:
         """The outputs to be kept, as they are now."""
         return self.outputs(moved, given)
 
-    def measure_lengths(self, moved: list[Array], given: Given) -> list[Float[Array, ""]]:
-        """The typical length of the rows of each constraint and, last, of the outputs."""
+    def push(
+        self, moved: list[Array], directions: list[list[Array]], given: Given
+    ) -> list[list[Array]]:
+        """J v for several v: for each, the mean square of what it makes of each constraint's rows.
+
+        The last entry is that of the outputs to be kept.
+        """
 
         def everything(moved: list[Array]) -> list[list[Array]]:
             return [*self.rows(moved, given), self.outputs(moved, given)]
 
         _, push = jax.linearize(everything, moved)
+        return [[_mean_square(block) for block in push(one)] for one in directions]
 
-        def probe(key: Array) -> list[Float[Array, ""]]:
-            keys = jax.random.split(key, len(moved))
-            draws = [
-                jax.random.normal(k, p.shape, p.dtype) for k, p in zip(keys, moved, strict=True)
-            ]
-            return [_mean_square(block) for block in push(draws)]
+    def differentiate(
+        self, moved: list[Array], given: Given
+    ) -> tuple[list[Float[Array, " rows"]], list[Float[Array, "rows ..."]]]:
+        """The values of each constraint's rows and, last, of the outputs; and all gradients."""
 
-        squares = jax.lax.map(probe, jax.random.split(jax.random.key(0), PROBES))
-        return [jnp.sqrt(jnp.mean(own)) for own in squares]
+        def everything(moved: list[Array]) -> tuple[Array, list[Array]]:
+            blocks = [*self.rows(moved, given), self.outputs(moved, given)]
+            flat = [_flatten(block) for block in blocks]
+            return jnp.concatenate(flat), flat
 
-    def measure_noise(self, moved: list[Array], given: Given) -> Float[Array, ""]:
-        """How much the scaled rows change if every parameter changes in its last digit."""
-        keys = jax.random.split(jax.random.key(1), len(moved))
-        nearby = [
-            leaf * (1 + jnp.finfo(leaf.dtype).eps * jax.random.rademacher(k, leaf.shape, leaf.dtype))
-            for k, leaf in zip(keys, moved, strict=True)
-        ]
-        here, there = (self._scaled(self.rows(at, given), given) for at in (moved, nearby))
-        return _norm(jax.tree.map(jnp.subtract, there, here))
+        values, pullback, flat = jax.vjp(everything, moved, has_aux=True)
+        (gradients,) = pull_rows(pullback, jnp.eye(values.size, dtype=values.dtype))
+        return flat, gradients
 
-    def step(self, moved: list[Array], given: Given, damping: Array) -> Step:
+    def step(
+        self, moved: list[Array], given: Given, damping: Array, solver: Solver
+    ) -> Step:
         """The Gauss-Newton step; with damping, a shorter one."""
 
         def everything(moved: list[Array]) -> tuple[Blocks, list[Array]]:
@@ -224,7 +223,7 @@ class System:
                 (right, jax.tree.map(jnp.zeros_like, soft)),
                 like=(moved, soft),
                 damp=damping,
-                solver=self.solver,
+                solver=solver,
                 is_linear=True,
             )
             return change, push(change)[0], info
@@ -237,16 +236,20 @@ class System:
         descent = -dot(wanted, pushed) / jnp.where(size > 0, size, 1)
         return Step(change, descent, info.converged, info.iterations)
 
-    def measure(self, moved: list[Array], given: Given) -> Measured:
-        """How well the constraints hold."""
+    def measure(
+        self, moved: list[Array], change: list[Array], length: Array, given: Given
+    ) -> tuple[list[Array], Measured]:
+        """The parameters after a step, and how well the constraints then hold."""
+        moved = [p + (length * d).astype(p.dtype) for p, d in zip(moved, change, strict=True)]
         outputs = self.outputs(moved, given)
         before = outputs if given.kept is None else given.kept
         changes = jax.tree.map(jnp.subtract, outputs, before)
         scaled = [leaf * given.scales[-1] for leaf in outputs]
         rows = self.rows(moved, given)
         values, _ = self._join(self._scaled(rows, given), scaled, given)
-        return Measured(
-            size=_norm(_select(self._find_violated(values), values)),
+        violated = _select(self._find_violated(values), values)
+        return moved, Measured(
+            size=jnp.sqrt(dot(violated, violated)),
             violations=[
                 self._measure_violation(index, own, moved, given) for index, own in enumerate(rows)
             ],
@@ -345,6 +348,10 @@ class System:
         return _average(map_points(look, given.points, reads, index=len(self.members)), given.points, reads)
 
 
+def _flatten(block: list[Array]) -> Float[Array, " rows"]:
+    return jnp.concatenate([jnp.zeros(0), *[leaf.reshape(-1) for leaf in block]])
+
+
 def _average(found: list[Array], points: Points, reads: Reads) -> Float[Array, ""]:
     weights = weigh_points(points, reads)
     total = sum(float(weight.sum()) for weight in weights)
@@ -359,10 +366,6 @@ def _select(mask: PyTree, values: PyTree) -> PyTree:
 def _mean_square(leaves: list[Array]) -> Float[Array, ""]:
     count = max(sum(leaf.size for leaf in leaves), 1)
     return dot(leaves, leaves) / count
-
-
-def _norm(blocks: PyTree) -> Float[Array, ""]:
-    return jnp.sqrt(dot(blocks, blocks))
 
 
 def _any(flags: PyTree) -> Bool[Array, ""]:
