@@ -69,6 +69,7 @@ from constrainx.trainers import Evaluation as Evaluation
 from constrainx.trainers import Logging as Logging
 from constrainx.trainers import Monitor as Monitor
 from constrainx.trainers import NonFiniteError as NonFiniteError
+from constrainx.trainers import Polish as Polish
 from constrainx.trainers import Result as Result
 from constrainx.trainers import RunFolder as RunFolder
 from constrainx.trainers import Trainer as Trainer

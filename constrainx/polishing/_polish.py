@@ -96,15 +96,17 @@ def polish(
         data: the points that they are to hold at: batches from `constrainx.data`, read from step 0,
             or a dictionary of arrays with examples along the first axis. May be left out for
             constraints on the parameters, or that draw points.
-        keep: points, in the same form, at which outputs are to change little.
+        keep: points, in the same form, at which outputs are to change little; the given points
+            if it is the same object as ``data``.
         of: (model, batch) ↦ the outputs to keep; ``model(batch["x"])`` by default.
         weight: w, how much a change of these outputs counts beside one of the parameters;
             ``math.inf`` makes them rows, which must not change at all.
         tolerance: the violation at which it ends; each constraint's own if left out. With 0.0 it
             goes on until rounding stops it.
         held_out: points to measure at, in the same form, but not to use.
-        loss: (model, batch) or (model, batch, key) ↦ a number, to be measured before and after.
-        most_loss: what the loss at the given points must not exceed.
+        loss: (model, batch) or (model, batch, key) ↦ a number, to be measured at the given points
+            before and after, in evaluation mode.
+        most_loss: what the loss must not exceed.
         batch: how many examples of a dictionary are looked at together: what limits memory.
         batches: how many batches of ``data`` to use; one pass if left out.
         draws: how many keys a constraint that draws has at each batch; the keys stay the same.
@@ -144,7 +146,11 @@ def polish(
         held_points = read_held_out(held_out, model=model, key=held_key, draws=draws, **options)
     kept_points = None
     if keep is not None:
-        kept_points = read_points(keep, argument="keep", model=model, key=key, batch=batch)
+        kept_points = points
+        if keep is not data:
+            kept_points = read_points(
+                keep, argument="keep", model=model, key=key, batch=batch, batches=batches
+            )
 
     allowed = [_list_movable(member, parameters, wrt) for member in composed]
     known = _find_known(composed, allowed) if keep is None else ()
@@ -171,13 +177,16 @@ def polish(
         scales = (np.float32(1),) * (len(system.members) + 1)
         return Given(held, rest, rngs, points, None, None, scales)
 
-    def look(points: Points, leaves: Sequence[Array]) -> Measured:
-        moved = [leaf for leaf, moving in zip(leaves, moves, strict=True) if moving]
-        return measure(whole, moved, None, 0.0, give(points, leaves, whole))[1]
+    # Held-out points may lack what the loss looks at.
+    without_loss = dataclasses.replace(whole, loss=None)
 
-    held_before = None if held_points is None else look(held_points, leaves)
+    def look(points: Points, leaves: Sequence[Array], system: System = whole) -> Measured:
+        moved = [leaf for leaf, moving in zip(leaves, moves, strict=True) if moving]
+        return measure(system, moved, None, 0.0, give(points, leaves, system))[1]
+
+    held_before = None if held_points is None else look(held_points, leaves, without_loss)
     new, found = leaves, None
-    before = None if rows else look(points, leaves)
+    before = None
     if known:
         before = look(points, leaves)
         new = _meet_known(composed, known, parameters, model)
@@ -208,7 +217,7 @@ def polish(
     else:
         after = look(points, new)
     assert before is not None  # measured here, or by the search
-    held_after = None if held_points is None else look(held_points, new)
+    held_after = None if held_points is None else look(held_points, new, without_loss)
     ending = _end_of(found, after, tolerances)
     entries = _list_constraints(
         composed, before, after, held_before, held_after, tolerances, ending, known
@@ -229,9 +238,6 @@ def polish(
         ),
         steps=() if found is None else found.strides,
         loss=None if loss is None else (float(before.loss), float(after.loss)),
-        held_out_loss=None
-        if loss is None or held_before is None or held_after is None
-        else (float(held_before.loss), float(held_after.loss)),
         change=change,
         moved=_measure_move(leaves, new),
     )
@@ -315,9 +321,7 @@ def _meet_known(
     return jax.tree.leaves(parameters)
 
 
-def _pick_steps(
-    system: System, moved: list[Array], given: Given, solver: Solver | None
-) -> Steps:
+def _pick_steps(system: System, moved: list[Array], given: Given, solver: Solver | None) -> Steps:
     """Rows are stored if there is room, and no solver was given."""
     shapes = jax.eval_shape(lambda m, g: (system.rows(m, g), system.outputs(m, g)), moved, given)
     rows = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
@@ -346,9 +350,10 @@ def _find_noise(system: System, moved: list[Array], given: Given, lengths: Lengt
 
 def _measure_move(before: Sequence[Array], after: Sequence[Array]) -> float:
     """How far the parameters moved, relative to their norm."""
-    pairs = [(jax.device_get(a), jax.device_get(b)) for a, b in zip(before, after, strict=True)]
-    moved = math.sqrt(sum(float(np.sum(np.square(b - a, dtype=np.float64))) for a, b in pairs))
-    return moved / (math.sqrt(sum(float(np.sum(np.square(a, dtype=np.float64))) for a, _ in pairs)) or 1.0)
+    old, new = jax.device_get((list(before), list(after)))
+    moved = [b.astype(np.float64) - a for a, b in zip(old, new, strict=True)]
+    length = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in old))
+    return math.hypot(*(float(np.linalg.norm(leaf)) for leaf in moved)) / (length or 1.0)
 
 
 def _end_of(found: Searched | None, after: Measured, tolerances: Sequence[float]) -> Ending:

@@ -46,7 +46,6 @@ class Polished:
         reason: the same in a sentence.
         steps: the steps that were taken.
         loss: at the given points, before and after; None if no loss was given.
-        held_out_loss: the same at the held-out points.
         change: the root mean square of what became different in the outputs to be kept, relative to
             that of the outputs; None if none were to be kept.
         moved: how far the parameters moved, relative to their norm.
@@ -57,7 +56,6 @@ class Polished:
     reason: str
     steps: tuple[Stride, ...]
     loss: tuple[float, float] | None
-    held_out_loss: tuple[float, float] | None
     change: float | None
     moved: float
 
@@ -81,9 +79,7 @@ class Polished:
             figures = [found.before, found.after]
             figures += [found.held_out_before, found.held_out_after] * is_held_out  # type: ignore[operator, list-item]
             limit = figure(found.tolerance) if found.tolerance else "rounding"
-            rows.append(
-                [found.name, *map(figure, figures), limit, "yes" if found.met else "NO"]
-            )
+            rows.append([found.name, *map(figure, figures), limit, "yes" if found.met else "NO"])
         lines = lay_out(headings, rows)
         for sentence in self.describe():
             lines += wrap(sentence)
@@ -94,9 +90,6 @@ class Polished:
         sentences = [self.reason]
         if self.loss is not None:
             sentences.append(f"loss: {figure(self.loss[0])} before, {figure(self.loss[1])} after.")
-        if self.held_out_loss is not None:
-            before, after = map(figure, self.held_out_loss)
-            sentences.append(f"held-out loss: {before} before, {after} after.")
         change = f"the parameters moved by {figure(self.moved)} of their norm"
         if self.change is not None:
             change += f", the outputs to be kept by {figure(self.change)} of theirs"

@@ -52,7 +52,7 @@ class Stride:
         size: the norm of what is left of the scaled rows, relative to the start.
         length: of the step; one is a full Gauss-Newton step.
         damping: of the step, in units of a row's length.
-        loss: after it; None if there is none.
+        loss: at the given points after it; None if there is none.
         iterations: of the least-squares solver.
         converged: whether the solver did.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from typing import Any, NamedTuple, Protocol
 
@@ -77,7 +79,7 @@ class StoredSteps:
         squares = np.sum(np.square(gradients), axis=1)
         wobble = eps**2 * (np.square(gradients) @ np.square(flat))
         starts = np.cumsum([0, *map(len, values)])
-        parts = [slice(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        parts = [slice(a, b) for a, b in itertools.pairwise(starts)]
         lengths = [float(np.sqrt(np.mean(squares[p]))) if p.stop > p.start else 0.0 for p in parts]
         noise = [float(np.sqrt(np.mean(wobble[p]))) if p.stop > p.start else 0.0 for p in parts]
         return Lengths(tuple(lengths[:-1]), lengths[-1], tuple(noise[:-1]))
@@ -95,7 +97,9 @@ class StoredSteps:
         jacobian, kept = jacobian * weights[:, None], kept * scales[-1]
         rows = rows * weights
         if system.is_hard and given.kept is not None:
-            before = np.concatenate([np.asarray(leaf, np.float64).reshape(-1) for leaf in given.kept])
+            before = np.concatenate(
+                [np.asarray(leaf, np.float64).reshape(-1) for leaf in given.kept]
+            )
             rows = np.concatenate([rows, (values[-1] - before) * scales[-1]])
             jacobian, kept = np.concatenate([jacobian, kept]), kept[:0]
             inequality = np.concatenate([inequality, np.zeros(len(before), bool)])
@@ -171,7 +175,9 @@ class IterativeSteps:
     is_exact = False
 
     def __init__(self, system: System, solver: Solver) -> None:
-        self._step = jax.jit(lambda moved, given, damping: system.step(moved, given, damping, solver))
+        self._step = jax.jit(
+            lambda moved, given, damping: system.step(moved, given, damping, solver)
+        )
         self._push = jax.jit(system.push)
 
     def measure(self, moved: list[Array], given: Given) -> Lengths:

@@ -198,9 +198,7 @@ class System:
         (gradients,) = pull_rows(pullback, jnp.eye(values.size, dtype=values.dtype))
         return flat, gradients
 
-    def step(
-        self, moved: list[Array], given: Given, damping: Array, solver: Solver
-    ) -> Step:
+    def step(self, moved: list[Array], given: Given, damping: Array, solver: Solver) -> Step:
         """The Gauss-Newton step; with damping, a shorter one."""
 
         def everything(moved: list[Array]) -> tuple[Blocks, list[Array]]:
@@ -265,9 +263,7 @@ class System:
             for block, scale in zip(rows, given.scales[:-1], strict=True)
         ]
 
-    def _join(
-        self, rows: Blocks, outputs: list[Array], given: Given
-    ) -> tuple[Blocks, list[Array]]:
+    def _join(self, rows: Blocks, outputs: list[Array], given: Given) -> tuple[Blocks, list[Array]]:
         """Outputs that must not change are rows: of what has become different so far."""
         if not self.is_hard or given.kept is None:
             return rows, outputs
@@ -293,9 +289,7 @@ class System:
             largest = functools.reduce(
                 jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(values)]
             )
-            return jax.tree.map(
-                lambda leaf, known: (leaf > 1e-5 * largest) & ~known, after, active
-            )
+            return jax.tree.map(lambda leaf, known: (leaf > 1e-5 * largest) & ~known, after, active)
 
         def keep_inequalities(broken: PyTree) -> PyTree:
             return [
@@ -345,7 +339,9 @@ class System:
         def look(batch: Any, key: Array) -> Array:
             return loss(self.rebuild(moved, given, jax.random.fold_in(key, 2)), batch, key)
 
-        return _average(map_points(look, given.points, reads, index=len(self.members)), given.points, reads)
+        return _average(
+            map_points(look, given.points, reads, index=len(self.members)), given.points, reads
+        )
 
 
 def _flatten(block: list[Array]) -> Float[Array, " rows"]:
