@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import Any, NamedTuple, Protocol
@@ -119,7 +118,7 @@ class StoredSteps:
         ends = np.cumsum([math.prod(leaf.shape) for leaf in moved])[:-1]
         parts = zip(np.split(change, ends), moved, strict=True)
         leaves: Any = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
-        return Step(leaves, descent, True, 1)  # type: ignore[arg-type]
+        return Step(leaves, descent, converged=True, iterations=1)
 
     def _find(self, moved: list[Array], given: Given) -> tuple[list[np.ndarray], np.ndarray]:
         """Values and gradients, in float64, of the last point that was asked for."""

@@ -32,7 +32,7 @@ from constrainx.polishing._points import Points, Reads, map_points, weigh_points
 from constrainx.step import pull_rows
 
 # For each constraint, and for each size of a batch, the rows of all batches and draws.
-Blocks: TypeAlias = list[list[Float[Array, "batches rows"]]]
+Blocks: TypeAlias = list[list[Float[Array, "..."]]]
 
 # How often inequalities that a step would break may join it.
 ROUNDS = 8
@@ -73,9 +73,9 @@ class Step(NamedTuple):
     """
 
     change: list[Array]
-    descent: Float[Array, ""]
-    converged: Bool[Array, ""]
-    iterations: Int[Array, ""]
+    descent: Float[Array, ""] | float
+    converged: Bool[Array, ""] | bool
+    iterations: Int[Array, ""] | int
 
 
 class Measured(NamedTuple):
@@ -186,7 +186,7 @@ class System:
 
     def differentiate(
         self, moved: list[Array], given: Given
-    ) -> tuple[list[Float[Array, " rows"]], list[Float[Array, "rows ..."]]]:
+    ) -> tuple[list[Float[Array, ...]], list[Float[Array, ...]]]:
         """The values of each constraint's rows and, last, of the outputs; and all gradients."""
 
         def everything(moved: list[Array]) -> tuple[Array, list[Array]]:

@@ -1,5 +1,6 @@
 """Polishing against dense solutions in float64, and what its certificate says."""
 
+import itertools
 import math
 
 import jax
@@ -97,7 +98,7 @@ def test_convergence_is_quadratic_where_training_used_norms(model):
     x = POINTS["x"]
     np.testing.assert_allclose(polished(-x), -polished(x), atol=1e-13)
     sizes = [step.size for step in found.steps]
-    pairs = [(a, b) for a, b in zip(sizes, sizes[1:], strict=False) if 1e-7 < a < 0.1]
+    pairs = [(a, b) for a, b in itertools.pairwise(sizes) if 1e-7 < a < 0.1]
     assert pairs
     assert all(after < 20 * before**2 for before, after in pairs)
 
@@ -232,7 +233,7 @@ def test_a_loss_that_must_not_rise_stops_it(model):
 def test_float32_ends_at_rounding_and_says_so():
     model = MLP((2, 12, 1), activation=jnp.tanh, rngs=nnx.Rngs(0))
     points = {"x": POINTS["x"].astype(np.float32)}
-    polished, found = cx.polish(model, Odd(), points, tolerance=1e-12)
+    _, found = cx.polish(model, Odd(), points, tolerance=1e-12)
     assert not found.met
     assert found.ending == "rounding"
     assert "in float64 more is possible" in found.reason
