@@ -77,7 +77,7 @@ class Polished:
         rows = []
         for found in self.constraints:
             figures = [found.before, found.after]
-            figures += [found.held_out_before, found.held_out_after] * is_held_out  # type: ignore[operator, list-item]
+            figures += [found.held_out_before, found.held_out_after] * is_held_out  # type: ignore[list-item]
             limit = figure(found.tolerance) if found.tolerance else "rounding"
             rows.append([found.name, *map(figure, figures), limit, "yes" if found.met else "NO"])
         lines = lay_out(headings, rows)

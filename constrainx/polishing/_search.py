@@ -214,5 +214,5 @@ def _find_length(
 
 def _is_met(now: Measured, limits: Limits) -> bool:
     pairs = zip(now.violations, limits.tolerances, strict=True)
-    is_kept = limits.change is None or now.change <= limits.change * now.outputs
+    is_kept = limits.change is None or bool(now.change <= limits.change * now.outputs)
     return is_kept and all(violation <= tolerance for violation, tolerance in pairs)

@@ -58,7 +58,7 @@ class Given(NamedTuple):
     points: Points
     kept_points: Points | None
     kept: list[Array] | None
-    scales: tuple[Float[Array, ""], ...]
+    scales: tuple[Any, ...]
 
 
 class Step(NamedTuple):
