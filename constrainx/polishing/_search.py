@@ -22,8 +22,9 @@ HALVINGS = 7
 # The damping after a step that was no use, relative to the mean squared length of a row; how it
 # grows and falls; and the damping after which there is no use in more, or in any.
 FIRST, FACTOR, MOST, LEAST = 1e-3, 10.0, 1e4, 1e-4
-# Rows contradict each other if a step without damping promises to remove less than this.
-LITTLE = 1e-3
+# Rows contradict each other if a step without damping promises to remove less than this; or less
+# than the second, and rounding or the curvature hides even that.
+NOTHING, LITTLE = 1e-6, 1e-2
 # Rows are zero to rounding below this many times what the last digit of the parameters changes, and
 # as good as zero below the second, once nothing lowers them further.
 ROUNDING, NEAR = 4.0, 50.0
@@ -138,12 +139,14 @@ def search(
             return end(Ending.STEPS)
         step = steps.take(moved, given, damping)
         descent = float(step.descent)
-        if damping == 0 and descent < LITTLE:
+        if damping == 0 and descent < NOTHING:
             return end(Ending.ROUNDING if now.size <= NEAR * noise else Ending.CONTRADICTION)
         found = _find_length(system, moved, step.change, given, now, descent, limits)
         if found.length == 0:
             if now.size <= NEAR * noise:
                 return end(Ending.ROUNDING)
+            if damping == 0 and descent < LITTLE and not found.is_loss:
+                return end(Ending.CONTRADICTION)
             damping = max(FACTOR * damping, FIRST)
             if damping > MOST:
                 return end(Ending.LOSS if found.is_loss else Ending.NO_DESCENT)
@@ -167,8 +170,10 @@ def search(
         if len(sizes) > STALLED and sizes[-1] > SLOW * sizes[-1 - STALLED]:
             if now.size <= NEAR * noise:
                 return end(Ending.ROUNDING)
+            if found.is_loss:
+                return end(Ending.LOSS)
             undamped = steps.take(moved, given, 0.0)
-            is_contradiction = float(undamped.descent) < 10 * LITTLE
+            is_contradiction = float(undamped.descent) < LITTLE
             return end(Ending.CONTRADICTION if is_contradiction else Ending.STALLED)
 
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
+from scipy import optimize
 
 from constrainx.linalg import Solver
 from constrainx.polishing._system import ROUNDS, Given, Step, System
@@ -104,7 +105,7 @@ class StoredSteps:
             inequality = np.concatenate([inequality, np.zeros(len(before), bool)])
         solve = Dense(jacobian, kept, rounding=_find_eps(moved))
         violated = ~inequality | (rows > 0)
-        active = violated
+        active = solve.find_active(rows, inequality) if inequality.any() else violated
         change = solve.step(rows, active, damping)
         for _ in range(ROUNDS):
             broken = inequality & ~active & (rows + jacobian @ change > 1e-9 * np.abs(rows).max())
@@ -156,15 +157,49 @@ class Dense:
         self._whiten = whiten
         self._rows = (jacobian @ self._basis) @ whiten
 
+    def find_active(
+        self, rows: Float[np.ndarray, " rows"], inequality: Bool[np.ndarray, " rows"]
+    ) -> Bool[np.ndarray, " rows"]:
+        """The rows that are active in the quadratic program, by non-negative least squares.
+
+        After Lawson and Hanson: of all z with R z ≥ h, the shortest follows from the u ≥ 0 that
+        minimises ‖Rᵀu‖² + (hᵀu − 1)², and the rows with u > 0 are active. Equalities are solved
+        first. Where no step obeys all inequalities, those that are violated count as equalities.
+        """
+        violated = ~inequality | (rows > 0)
+        left, sizes, right = self._decompose(self._rows[~inequality])
+        start = -right.T @ ((left.T @ rows[~inequality]) / sizes)
+        wanted = rows[inequality] + self._rows[inequality] @ start
+        free = self._rows[inequality] - (self._rows[inequality] @ right.T) @ right
+        scale = np.abs(wanted).max()
+        if not scale > 0 or not np.isfinite(scale):
+            return violated
+        stacked = np.concatenate([-free.T, wanted[None] / scale])
+        try:
+            weights, left_over = optimize.nnls(stacked, np.eye(len(stacked))[-1])
+        except RuntimeError:  # it did not converge
+            return violated
+        if left_over < 1e-9:
+            return violated
+        active = ~inequality
+        active[inequality] = weights > 0
+        return active
+
+    def _decompose(
+        self, rows: Float[np.ndarray, "rows columns"]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Singular vectors and values, without those that are rounding."""
+        left, sizes, right = np.linalg.svd(rows, full_matrices=False)
+        largest = float(sizes[0]) if len(sizes) else 0.0
+        known = sizes > NOISE * self._rounding * math.sqrt(len(sizes) or 1) * largest
+        return left[:, known], sizes[known], right[known]
+
     def step(
         self, rows: Float[np.ndarray, " rows"], active: Bool[np.ndarray, " rows"], damping: float
     ) -> Float[np.ndarray, " columns"]:
         """The step for some of the rows."""
-        left, sizes, right = np.linalg.svd(self._rows[active], full_matrices=False)
-        cut = NOISE * self._rounding * math.sqrt(len(sizes) or 1) * (sizes[:1].sum() or 1.0)
-        known = np.where(sizes > cut, sizes, np.inf)
-        filtered = np.where(np.isfinite(known), 1 / (known + damping**2 / known), 0)
-        inside = right.T @ (filtered * (left.T @ -rows[active]))
+        left, sizes, right = self._decompose(self._rows[active])
+        inside = right.T @ ((left.T @ -rows[active]) / (sizes + damping**2 / sizes))
         return self._basis @ (self._whiten @ inside)
 
 

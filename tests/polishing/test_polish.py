@@ -96,8 +96,8 @@ def test_a_step_changes_outputs_to_be_kept_as_little_as_the_weight_says(model):
     right = np.concatenate([np.zeros(len(start)), -c])
     step = np.linalg.lstsq(optimality, right, rcond=1e-13)[0][: len(start)]
     np.testing.assert_allclose(ravel(polished), start + step, atol=1e-7)
-    change = polished(OTHERS["x"]) - model(OTHERS["x"])
-    expected = jnp.linalg.norm(change) / jnp.linalg.norm(model(OTHERS["x"]))
+    change = np.asarray(polished(OTHERS["x"]) - model(OTHERS["x"]))
+    expected = np.linalg.norm(change) / np.linalg.norm(np.asarray(model(OTHERS["x"])))
     assert found.change == pytest.approx(expected, rel=1e-6)
 
 
@@ -137,7 +137,7 @@ def test_the_certificate_says_what_holds_and_where(model):
     assert odd.held_out_after == pytest.approx(measure(polished, OTHERS["x"]), rel=1e-6)
     assert odd.rows == 6
     assert found["zero-at-zero"].rows == 1
-    expected = [loss(model, POINTS), loss(polished, POINTS)]
+    expected = [float(loss(model, POINTS)), float(loss(polished, POINTS))]
     assert found.loss == pytest.approx(expected)
     text = str(found)
     assert "every constraint holds at the given points" in text
@@ -151,7 +151,7 @@ def test_contradictions_are_said_in_words(model):
     assert "contradict each other" in found.reason
     assert "one-at-zero, zero-at-zero" in found.reason
     # In rows of equal length, the best compromise is half way.
-    assert found["zero-at-zero"].after == pytest.approx(0.5, abs=1e-6)
+    assert found["zero-at-zero"].after == pytest.approx(0.5, abs=1e-3)
 
 
 def test_rows_that_depend_on_each_other_are_met(model):
@@ -193,7 +193,7 @@ def test_inequalities_that_hold_are_left_alone_unless_a_step_would_break_them(mo
             steps.append(step)
     shortest = min(np.linalg.norm(step) for step in steps)
     one, _ = cx.polish(model, below, POINTS, max_steps=1)
-    assert np.linalg.norm(ravel(one) - start) <= 1.05 * shortest
+    assert np.linalg.norm(ravel(one) - start) == pytest.approx(shortest, rel=1e-9)
 
 
 def test_only_what_may_move_does(model):
@@ -291,8 +291,8 @@ def test_eight_devices_polish_as_one_does(x64, model):
             return self.norm(self.inner(x))
 
     model = Normalised(model)
-    points = {"x": generator.uniform(0.2, 1, size=(20, 2))}
-    options = {"batch": 8, "tolerance": 1e-10, "keep": OTHERS, "solver": cx.LSMR(rtol=1e-13)}
+    points = {"x": generator.uniform(0.2, 1, size=(10, 2))}
+    options = {"batch": 8, "tolerance": 1e-8, "keep": OTHERS, "solver": cx.LSMR(rtol=1e-13)}
     alone, one = cx.polish(model, Odd(), points, **options)
     sharding = Sharding.over(devices=8, fsdp=2)
     graph, rngs, state = nnx.split(model, nnx.RngState, ...)
