@@ -26,12 +26,18 @@ from constrainx.constraints import (
 )
 from constrainx.data import Batches
 from constrainx.errors import ArgumentError
-from constrainx.linalg import LSMR, Solver
+from constrainx.linalg import Solver
 from constrainx.polishing._points import Points, find_reads
 from constrainx.polishing._polished import Polished, PolishedConstraint, explain
+from constrainx.polishing._prepare import (
+    find_noise,
+    find_rounding,
+    find_scales,
+    measure_move,
+    pick_steps,
+)
 from constrainx.polishing._read import read_held_out, read_points
 from constrainx.polishing._search import Ending, Limits, Searched, measure, search
-from constrainx.polishing._steps import IterativeSteps, Lengths, Steps, StoredSteps, fits
 from constrainx.polishing._system import Given, Measured, System
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -39,10 +45,6 @@ Loss = Callable[..., Any]
 
 # Apart from the keys of training and of `certify`.
 _STREAM, _HELD_OUT = 0x706F_6C69, 0x6865_6C64
-# Iterations of the solver in one step. More seldom pay where rows are nearly dependent.
-MOST_ITERATIONS = 1000
-# What outputs that are to stay as they are may change by, in units of rounding.
-KEPT = 100
 
 
 def polish(
@@ -198,18 +200,18 @@ def polish(
         given = give(points, new, system)._replace(kept_points=kept_points)
         if kept_points is not None:
             given = given._replace(kept=jax.jit(system.outputs)(moved, given))
-        steps = _pick_steps(system, moved, given, solver)
+        steps = pick_steps(system, moved, given, solver)
         is_exact = steps.is_exact
         lengths = steps.measure(moved, given)
         dead = [m.name for m, n in zip(system.members, lengths.rows, strict=True) if n == 0]
-        given = given._replace(scales=_find_scales(lengths, weight))
+        given = given._replace(scales=find_scales(lengths, weight))
         limits = Limits(
             tolerances=tuple(tolerances[index] for index in rows),
-            change=_find_rounding(leaves) if system.is_hard and keep is not None else None,
+            change=find_rounding(leaves) if system.is_hard and keep is not None else None,
             loss=most_loss,
             steps=max_steps,
         )
-        noise = _find_noise(system, moved, given, lengths)
+        noise = find_noise(system, moved, given, lengths)
         found = search(system, steps, moved, given, limits, noise=noise)
         new = jax.tree.leaves(system.parameters(found.moved, given.held))
     if found is not None and not known:
@@ -239,7 +241,7 @@ def polish(
         steps=() if found is None else found.strides,
         loss=None if loss is None else (float(before.loss), float(after.loss)),
         change=change,
-        moved=_measure_move(leaves, new),
+        moved=measure_move(leaves, new),
     )
     tree = jax.tree.unflatten(structure, new)
     return nnx.merge(graph, tree, rngs, rest, copy=True), polished
@@ -321,41 +323,6 @@ def _meet_known(
     return jax.tree.leaves(parameters)
 
 
-def _pick_steps(system: System, moved: list[Array], given: Given, solver: Solver | None) -> Steps:
-    """Rows are stored if there is room, and no solver was given."""
-    shapes = jax.eval_shape(lambda m, g: (system.rows(m, g), system.outputs(m, g)), moved, given)
-    rows = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-    columns = sum(math.prod(leaf.shape) for leaf in moved)
-    if solver is None and fits(rows, columns):
-        return StoredSteps(system)
-    eps = _find_eps(moved)
-    default = LSMR(rtol=8 * eps, condition_limit=0.1 / eps, max_iterations=MOST_ITERATIONS)
-    return IterativeSteps(system, default if solver is None else solver)
-
-
-def _find_scales(lengths: Lengths, weight: float) -> tuple[Any, ...]:
-    """Factors that make rows of length one on average."""
-    usable = [length if 0 < length < math.inf else 1.0 for length in lengths.rows]
-    factor = (1.0 if weight == math.inf else weight) / (lengths.outputs or 1.0)
-    return tuple(np.float32(scale) for scale in [*(1 / length for length in usable), factor])
-
-
-def _find_noise(system: System, moved: list[Array], given: Given, lengths: Lengths) -> float:
-    """The norm of the scaled rows if all of them are rounding."""
-    shapes = jax.eval_shape(system.rows, moved, given)
-    counts = [sum(math.prod(leaf.shape) for leaf in block) for block in shapes]
-    parts = zip(lengths.noise, given.scales[:-1], counts, strict=True)
-    return math.sqrt(sum((noise * float(scale)) ** 2 * count for noise, scale, count in parts))
-
-
-def _measure_move(before: Sequence[Array], after: Sequence[Array]) -> float:
-    """How far the parameters moved, relative to their norm."""
-    old, new = jax.device_get((list(before), list(after)))
-    moved = [b.astype(np.float64) - a for a, b in zip(old, new, strict=True)]
-    length = math.hypot(*(float(np.linalg.norm(leaf)) for leaf in old))
-    return math.hypot(*(float(np.linalg.norm(leaf)) for leaf in moved)) / (length or 1.0)
-
-
 def _end_of(found: Searched | None, after: Measured, tolerances: Sequence[float]) -> Ending:
     if found is not None:
         return found.ending
@@ -410,11 +377,3 @@ def _as_loss(loss: Loss) -> Callable[[Any, Any, Array], Array]:
         return jnp.asarray(found[0] if isinstance(found, tuple) else found)
 
     return find
-
-
-def _find_rounding(leaves: Sequence[Array]) -> float:
-    return KEPT * _find_eps(leaves)
-
-
-def _find_eps(leaves: Sequence[Array]) -> float:
-    return float(jnp.finfo(jnp.result_type(jnp.float32, *leaves)).eps)
