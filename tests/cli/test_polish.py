@@ -17,6 +17,7 @@ def test_polish_of_a_finished_run(constrainx, finished, tmp_path):
     code, text = constrainx(
         "polish", run, "--devices", 1, "--weight", 1, "--max-steps", 3, "--tolerance", 1e-6
     )
+    assert (run / "polished.json").exists(), text
     record = json.loads((run / "polished.json").read_text())
     assert code == (0 if record["met"] else 1), text
     assert "before, on held-out data" in text
