@@ -48,6 +48,8 @@ from constrainx.linalg import LinearOperator as LinearOperator
 from constrainx.linalg import Reason as Reason
 from constrainx.linalg import Solver as Solver
 from constrainx.linalg import lstsq as lstsq
+from constrainx.polishing import Polished as Polished
+from constrainx.polishing import polish as polish
 from constrainx.recipes import load as load
 from constrainx.runtime import Callback as Callback
 from constrainx.runtime import CheckpointError as CheckpointError
@@ -70,6 +72,7 @@ from constrainx.trainers import Evaluation as Evaluation
 from constrainx.trainers import Logging as Logging
 from constrainx.trainers import Monitor as Monitor
 from constrainx.trainers import NonFiniteError as NonFiniteError
+from constrainx.trainers import Polish as Polish
 from constrainx.trainers import Result as Result
 from constrainx.trainers import RunFolder as RunFolder
 from constrainx.trainers import Trainer as Trainer

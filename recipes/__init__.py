@@ -14,6 +14,7 @@ from constrainx.recipes._find import describe as describe
 from constrainx.recipes._find import find as find
 from constrainx.recipes._find import read_starter as read_starter
 from constrainx.recipes._load import load as load
+from constrainx.recipes._polished import record_polished as record_polished
 from constrainx.recipes._pruning import SparseRecipe as SparseRecipe
 from constrainx.recipes._recipe import OVERSIGHT as OVERSIGHT
 from constrainx.recipes._recipe import PLACE as PLACE

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from safetensors import SafetensorError
 
 from constrainx.recipes._continue import read_recipe
+from constrainx.recipes._polished import WEIGHTS
 from constrainx.runtime import CheckpointError, StoredCheckpoints, by_path, has_checkpoints
 
 Model = TypeVar("Model", bound=nnx.Module)
@@ -22,6 +24,7 @@ def load(
     *,
     step: int | Literal["last", "best"] = "last",
     average: bool = True,
+    polished: bool = False,
     recipe: pathlib.Path | str | None = None,
 ) -> Any:
     """The model of a run, in evaluation mode, without its optimizer.
@@ -35,6 +38,7 @@ def load(
             if left out.
         step: which checkpoint.
         average: whether to take the moving average of the parameters, if there is one.
+        polished: whether to take what ``constrainx polish`` has written, instead of a checkpoint.
         recipe: the file of the run's recipe, if it is your own: its code is executed.
 
     Raises:
@@ -46,6 +50,10 @@ def load(
     found: Any = model
     if found is None:
         found = _build(folder, recipe)
+    if polished:
+        _fill(found, _read_polished(folder), average=False, folder=folder)
+        found.eval()
+        return found
     stored = StoredCheckpoints(folder / "checkpoints")
     try:
         arrays = stored.read_arrays(stored.find(step), ("parameters.", "rest.", "ema."))
@@ -54,6 +62,18 @@ def load(
     _fill(found, arrays, average=average, folder=folder)
     found.eval()
     return found
+
+
+def _read_polished(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load_file
+
+    path = folder / WEIGHTS
+    if not path.exists():
+        raise CheckpointError(f"there is no {path}: write it by `constrainx polish {folder}`.")
+    try:
+        return {f"parameters.{name}": array for name, array in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
 
 
 def _build(folder: pathlib.Path, recipe: pathlib.Path | str | None) -> nnx.Module:

@@ -126,6 +126,10 @@ class Recipe(abc.ABC, metaclass=Resolving):
         """Measures what is too expensive for every evaluation, once, on the trained model."""
         return {}
 
+    def outputs(self, model: Any, batch: Any) -> Any:
+        """The outputs that ``constrainx polish`` keeps, at a training batch as a step sees it."""
+        return model(batch["x"])
+
     def draw(self, model: Any, path: pathlib.Path) -> None:
         """Draws what the trained model has learned, if there is something to see."""
 

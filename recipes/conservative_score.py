@@ -159,6 +159,10 @@ class ConservativeScore(Recipe):
             "nll": negative_log_likelihood(model, kernels, test, rng),
         }
 
+    def outputs(self, model: Any, batch: Any) -> Array:
+        """The score, at the noisy points."""
+        return model(batch["noisy"], batch["sigma"])
+
     def draw(self, model: Any, path: pathlib.Path) -> None:
         """Draws samples, the score field and the asymmetry, side by side."""
         _draw_picture(model, self, path)

@@ -22,6 +22,7 @@ LAYERS = (
     "data",
     "runtime",
     "checks",
+    "polishing",
     "report",
     "models",
     "trainers",

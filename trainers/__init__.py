@@ -5,6 +5,7 @@ from constrainx.trainers._clock import StepClock as StepClock
 from constrainx.trainers._learning_rate import LearningRate as LearningRate
 from constrainx.trainers._loop import Ending as Ending
 from constrainx.trainers._loop import NonFiniteError as NonFiniteError
+from constrainx.trainers._polish import Polish as Polish
 from constrainx.trainers._program import OnNonFinite as OnNonFinite
 from constrainx.trainers._program import Precision as Precision
 from constrainx.trainers._recalibrate import recalibrate as recalibrate

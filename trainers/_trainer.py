@@ -25,6 +25,7 @@ from constrainx.checks import Certificate, Diagnosis, certify, diagnose_point
 from constrainx.constraints import Composed, Constraint, compose, constraints_of
 from constrainx.data import Batches, check_integers
 from constrainx.errors import ArgumentError, check_choice
+from constrainx.polishing import Polished, polish
 from constrainx.runtime import (
     Bar,
     Callback,
@@ -58,6 +59,7 @@ from constrainx.trainers._loop import Ending, Loop, NonFiniteError, Schedule
 from constrainx.trainers._masks_used import check_masks_used
 from constrainx.trainers._measure import Measure
 from constrainx.trainers._optimizer import describe_optimizer
+from constrainx.trainers._polish import Polish
 from constrainx.trainers._program import OnNonFinite, Precision, Program
 from constrainx.trainers._recorded import describe_constraints, find_differences
 from constrainx.trainers._run import OpenRun, WhichStep, can_restore, open_run, restore_progress
@@ -85,13 +87,15 @@ class Result:
     Attributes:
         reason: "finished", "stopped early" or "asked to stop".
         step: how many steps had been taken.
-        metrics: of the last evaluation.
-        model: the trained model; with the averaged parameters, if there is an average.
+        metrics: of the last evaluation; of the polished model, if it was polished.
+        model: the trained model; with the averaged parameters, if there is an average; polished, if
+            the trainer was asked to.
         seconds: spent in steps, including those before a `restore`, without compilation and
             evaluation.
         signal: what asked it to stop, such as "SIGTERM"; None if nothing did.
         saved: the step of the newest checkpoint; None if there is none.
         unsaved: the steps whose checkpoints could not be written.
+        polished: what polishing did; None without it, and for a run that can continue.
     """
 
     reason: Ending
@@ -102,6 +106,7 @@ class Result:
     signal: str | None = None
     saved: int | None = None
     unsaved: tuple[int, ...] = ()
+    polished: Polished | None = None
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -154,6 +159,9 @@ class Trainer:
         wrt: an NNX filter: which variables are trained.
         seed: for all randomness, which is a function of seed and step.
         on_nonfinite: "stop" at a step that is not finite, or "skip" it.
+        polish: how to polish the model of the result when training has ended, see
+            `constrainx.polish`; None for not at all. Checkpoints, and so a run that is resumed,
+            hold the parameters that training led to.
     """
 
     model: nnx.Module
@@ -174,6 +182,7 @@ class Trainer:
     wrt: Any = nnx.Param
     seed: int = 0
     on_nonfinite: OnNonFinite = "stop"
+    polish: Polish | None = None
 
     def __post_init__(self) -> None:
         check_model(self.model)
@@ -397,9 +406,57 @@ class Trainer:
             found.saved,
             found.unsaved,
         )
+        if self.polish is not None and result.reason is not Ending.ASKED_TO_STOP:
+            settings = self.polish
+            if fast_dev_run:
+                settings = dataclasses.replace(settings, max_steps=1)
+            self._result = result = self._polish_result(result, settings)
         if result.signal is not None and on_signal == "exit":
             end_program(result.signal, is_saved=folder is not None and found.saved == self.step)
         return result
+
+    def _polish_result(self, result: Result, settings: Polish) -> Result:
+        model, polished = self.run_polish(settings)
+        metrics = result.metrics
+        if self._evaluation is not None:
+            metrics = self.evaluate_model(model)
+        log.info("%s", polished.reason)
+        return dataclasses.replace(result, model=model, metrics=metrics, polished=polished)
+
+    def run_polish(self, settings: Polish | None = None) -> tuple[Any, Polished]:
+        """A polished copy of the model as it is now, and what was done to it.
+
+        Args:
+            settings: how; those of ``polish`` by default.
+        """
+        self._check_concrete("run_polish")
+        if self._measure.constraints is None:
+            raise ArgumentError("`run_polish` needs constraints, and this trainer has none.")
+        settings = settings or self.polish or Polish()
+        with self._own_mesh():
+            return polish(
+                self.trained,
+                self._measure.constraints,
+                self.data,
+                keep=None if settings.weight is None else self.data,
+                held_out=self._evaluation.data if self._evaluation else None,
+                loss=self.loss,
+                augment=self.augment,
+                seed=self.seed,
+                **settings.options,
+            )
+
+    def evaluate_model(self, model: Any) -> dict[str, float]:
+        """Metrics and violations of another model of the same structure, on the held-out data."""
+        if self._evaluation is None:
+            raise ArgumentError("`evaluate_model` needs data: pass `Trainer(evaluation=...)`.")
+        _, parameters, _, rest = split_model(model, self.wrt)
+        with self._own_mesh():
+            found = self._measure(
+                parameters, rest, self._evaluation.data, limit=None, give_up=lambda _: False
+            )
+        assert found is not None  # nothing gives up
+        return found
 
     def _check_start(self) -> None:
         """Raises if a checkpoint is to be continued that is not finite: no step would help it."""

@@ -9,3 +9,6 @@ from constrainx.checks._diagnose import diagnose as diagnose
 from constrainx.checks._diagnose import diagnose_point as diagnose_point
 from constrainx.checks._diagnosis import Diagnosed as Diagnosed
 from constrainx.checks._diagnosis import Diagnosis as Diagnosis
+from constrainx.checks._table import figure as figure
+from constrainx.checks._table import lay_out as lay_out
+from constrainx.checks._table import wrap as wrap

@@ -27,6 +27,7 @@ COMMANDS = {
     "resume": "_resume.Resume",
     "eval": "_resume.Evaluate",
     "certify": "_certify.Certify",
+    "polish": "_polish.Polish",
     "verify": "_verify.Verify",
     "doctor": "_doctor.Doctor",
     "plan": "_plan.Plan",
