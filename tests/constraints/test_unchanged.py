@@ -57,7 +57,8 @@ def test_a_step_holds_some_points_and_others_softly(x64):
 
     @jax.jit
     def project(update, parameters):
-        return cx.project(update, constraints, parameters, model=model, solver="gram")
+        # Rows of their own examples are solved exactly, without being told to.
+        return cx.project(update, constraints, parameters, model=model)
 
     found = project(update, parameters)
 
