@@ -26,6 +26,7 @@ from constrainx.constraints import Reduction as Reduction
 from constrainx.constraints import Residuals as Residuals
 from constrainx.constraints import Sketch as Sketch
 from constrainx.constraints import SpectralNorm as SpectralNorm
+from constrainx.constraints import Unchanged as Unchanged
 from constrainx.constraints import UnitNorm as UnitNorm
 from constrainx.constraints import attach as attach
 from constrainx.constraints import compose as compose

@@ -184,6 +184,7 @@ def _examine(
         rows=traced.rows,
         rank=rank.value,
         rank_is_exact=rank.is_exact,
+        directions=_count_directions(geometry, rows, own, float(member.damping_at(point.step))),
         condition=geometry.measure_condition(rows) if len(rows) else math.nan,
         dead=int(np.sum(own & ~alive)),
         stuck=int(np.sum(own & ~alive & is_finite & (excess > member.tolerance))),
@@ -199,6 +200,14 @@ def _examine(
 
 def _measure_rank(geometry: Geometry, rows: np.ndarray) -> Rank:
     return geometry.measure_rank(rows) if len(rows) else Rank(0, is_exact=True)
+
+
+def _count_directions(
+    geometry: Geometry, rows: np.ndarray, own: Bool[np.ndarray, " all"], damping: float
+) -> float:
+    """How many directions the rows hold with μ, which is relative to all of the constraint's."""
+    mean = float(np.mean(np.square(geometry.lengths[own])))
+    return geometry.count_directions(rows, damping * mean) if len(rows) else 0.0
 
 
 def _share(geometry: Geometry, rows: np.ndarray) -> float:

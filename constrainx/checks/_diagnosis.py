@@ -18,6 +18,9 @@ class Diagnosed:
         rows: how many it has.
         rank: the numerical rank of its Jacobian, with rows at unit length.
         rank_is_exact: whether the rank is that, or at least that.
+        directions: how many directions of the parameters its rows hold: Σ σ²/(σ² + m), with the
+            singular values σ of its Jacobian and the damping m. This is the rank if it has none;
+            NaN if there are too many rows to tell.
         condition: largest over smallest singular value of these rows, within the rank; where rows
             are too many to be stored, an estimate from below.
         dead: how many rows have no gradient, or one that is nothing but rounding.
@@ -36,6 +39,7 @@ class Diagnosed:
     rows: int
     rank: int
     rank_is_exact: bool
+    directions: float
     condition: float
     dead: int
     stuck: int
@@ -123,6 +127,12 @@ class Diagnosis:
             if found.placement != "none"
             else f"{found.name}: not projected, because {found.reason}."
             for found in self.constraints
+        ]
+        facts += [
+            f"{found.name}: with its damping, the rows hold {figure(found.directions)} of "
+            f"{_rank(found)} directions."
+            for found in self.constraints
+            if found.rank > 0 and abs(found.directions - found.rank) > 1e-3 * found.rank
         ]
         if self.loss is not None:
             facts.append(

@@ -54,6 +54,17 @@ class Geometry(Protocol):
         """Largest over smallest singular value of these rows, at unit length, within the rank."""
         ...
 
+    def count_directions(self, rows: Int[np.ndarray, " some"], damping: float) -> float:
+        """How many directions these rows hold: Σ σ²/(σ² + m), for singular values σ of J.
+
+        This is the rank where m is zero. NaN if there are too many rows to tell.
+
+        Args:
+            rows: which.
+            damping: m, in the units of a squared row.
+        """
+        ...
+
     def measure_share(self, rows: Int[np.ndarray, " some"]) -> float:
         """How much of the loss's gradient is in the span of these rows, from 0 to 1: a cosine."""
         ...
@@ -66,6 +77,12 @@ class Geometry(Protocol):
 def stack_rows(point: Point, parameters: PyTree) -> Float[Array, " rows"]:
     """The rows of all constraints, whose derivative is by what each may move."""
     return jnp.concatenate(list(point.rows(parameters).values()))
+
+
+def sum_shares(squares: Float[np.ndarray, " some"], damping: float) -> float:
+    """Σ σ²/(σ² + m) of squared singular values, which rounding may have made negative."""
+    squares = np.maximum(squares, 0)
+    return float(np.sum(squares / (squares + damping)))
 
 
 def flatten_entries(tree: PyTree) -> Float[np.ndarray, " entries"]:

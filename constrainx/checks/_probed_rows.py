@@ -18,6 +18,7 @@ from constrainx.checks._geometry import (
     flatten_entries,
     measure_eps,
     stack_rows,
+    sum_shares,
 )
 from constrainx.linalg import LSMR, lstsq, norm
 from constrainx.step import Point
@@ -25,6 +26,8 @@ from constrainx.step import Point
 # Limits on the combinations of rows that are stored: entries in total, and how many.
 MOST_ENTRIES = 2**26
 MOST_COMBINATIONS = 256
+# Rows whose Gram matrix is computed, by a product with J and its transpose for each.
+MOST_IN_GRAM = 2048
 # Products with random vectors that estimate the lengths of rows.
 PROBES = 16
 
@@ -90,6 +93,20 @@ class ProbedRows:
         """LSMR's estimate, from below."""
         _, info = self._solve(rows)
         return float(info.condition)
+
+    def count_directions(self, rows: Int[np.ndarray, " some"], damping: float) -> float:
+        """From the Gram matrix of the rows, in the precision of the network."""
+        if len(rows) > MOST_IN_GRAM:
+            return math.nan
+        if damping == 0:
+            return self.measure_rank(rows).value
+        multiply = jax.jit(lambda weights: self.linear(self.transpose(weights)))
+        columns = []
+        for row in rows:
+            weights = jnp.asarray(_mark(row, len(self.values)), self._dtype)
+            columns.append(np.asarray(multiply(weights), np.float64)[rows])
+        gram = np.stack(columns)
+        return sum_shares(np.linalg.eigvalsh((gram + gram.T) / 2), damping)
 
     def measure_share(self, rows: Int[np.ndarray, " some"]) -> float:
         """The share, from the best combination of the rows."""

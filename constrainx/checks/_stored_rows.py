@@ -11,7 +11,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 from scipy import optimize
 
-from constrainx.checks._geometry import ROUNDING, Rank, flatten_entries, measure_eps, stack_rows
+from constrainx.checks._geometry import (
+    ROUNDING,
+    Rank,
+    flatten_entries,
+    measure_eps,
+    stack_rows,
+    sum_shares,
+)
 from constrainx.step import Point, pull_rows
 
 # Rows that are computed at a time.
@@ -76,6 +83,13 @@ class StoredRows:
         """From the singular values."""
         _, sizes, _ = self._decompose(rows)
         return float(sizes[0] / sizes[-1]) if len(sizes) else math.nan
+
+    def count_directions(self, rows: Int[np.ndarray, " some"], damping: float) -> float:
+        """From the singular values of the rows at their own length."""
+        if damping == 0:
+            return self.measure_rank(rows).value
+        sizes = np.linalg.svd(self.coordinates[:, rows] * self.lengths[rows], compute_uv=False)
+        return sum_shares(np.square(sizes), damping)
 
     def measure_share(self, rows: Int[np.ndarray, " some"]) -> float:
         """From a projection on the span."""

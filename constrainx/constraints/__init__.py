@@ -34,6 +34,7 @@ from constrainx.constraints._prune import prune as prune
 from constrainx.constraints._residuals import Residuals as Residuals
 from constrainx.constraints._smooth import smooth_rows as smooth_rows
 from constrainx.constraints._spectral_norm import SpectralNorm as SpectralNorm
+from constrainx.constraints._unchanged import Unchanged as Unchanged
 from constrainx.constraints._view import reseed_streams as reseed_streams
 from constrainx.constraints._weights import Orthogonality as Orthogonality
 from constrainx.constraints._weights import UnitNorm as UnitNorm

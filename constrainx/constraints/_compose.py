@@ -174,6 +174,11 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
             )
         return reduction(residual, key=reduction_key)
 
+    def look(batch: Any, key: Array, module: Any) -> Any:
+        current = model if module is None else restore_variables(module, like=model)
+        own = jax.random.fold_in(key, 3)
+        return constraint.look_at(at_path(current, found.path), batch, own)
+
     def movable(parameters: PyTree) -> tuple[bool, ...]:
         # An optimizer hands over bare arrays; what they are is known from the model.
         variables = flatten_state(nnx.state(model))
@@ -210,6 +215,7 @@ def _of_constraint(found: Attached, model: nnx.Module | None) -> Member:
         takes_step=takes_step,
         one_sided=constraint.is_one_sided,
         on_weights=bind_to_weights(constraint, found.path, model),
+        look=None if type(constraint).look_at is Constraint.look_at else look,
     )
 
 

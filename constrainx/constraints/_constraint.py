@@ -123,6 +123,20 @@ class Constraint:
             "returns what is zero when the constraint holds."
         )
 
+    def look_at(self, model: Any, batch: Any, key: Array) -> Any:  # noqa: ARG002
+        """Returns what the step hands to ``residual`` as its batch; the batch itself by default.
+
+        Override it for a constraint on points of its own, so that the step can tell which rows
+        depend on which of them: arrays with the points along the first axis. What it returns must
+        not depend on the parameters. ``residual`` may get such points, or a whole batch.
+
+        Args:
+            model: the module that the constraint is attached to.
+            batch: the training batch.
+            key: for drawing points; not the one that ``residual`` gets.
+        """
+        return batch
+
     def violation(self, model: Any, batch: Any, key: Array) -> Float[Array, ""]:
         """Returns by how much the constraint fails, for people to read.
 

@@ -54,6 +54,7 @@ class Member:
         takes_step: whether they do.
         one_sided: whether the rows, which are then at least zero, may fall faster than γ asks.
         on_weights: its own step, if it knows that.
+        look: (batch, key, module) ↦ what the function gets as its batch; None for the batch itself.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Member:
     takes_step: bool = False
     one_sided: bool = False
     on_weights: OnWeights | None = None
+    look: Callable[[Any, Array, Any], Any] | None = None
 
     def at(self, step: Array) -> Member:
         """The constraint as it is at a step; before this, it is what must hold in the end."""
@@ -140,13 +142,15 @@ class Member:
         ]
         return jax.tree.unflatten(tree, held)
 
-    def view(self, batch: Any) -> Any:
-        """The part of a batch that the constraint looks at."""
+    def view(self, batch: Any, key: Array, model: Any) -> Any:
+        """The part of a batch that the constraint looks at, or points of its own."""
+        if self.look is not None:
+            batch = self.look(batch, key, model)
         return jax.tree.map(lambda leaf: leaf[: self.examples], batch) if self.examples else batch
 
     def rows(self, parameters: PyTree, batch: Any, key: Array, model: Any) -> Rows:
         """All rows."""
-        batch = self.view(batch)
+        batch = self.view(batch, key, model)
         if self.slices is None:
             return self.function(parameters, batch, key, model)
         pieces = cut_batch(batch, key, self.slices(batch))

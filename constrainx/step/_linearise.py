@@ -244,7 +244,7 @@ def _blank(shapes: PyTree) -> Any:
 def _differentiate(
     parameters: PyTree, member: Member, batch: Any, key: Array, model: Any, apart: Apart | None
 ) -> RowJacobian:
-    batch = member.view(batch)
+    batch = member.view(batch, key, model)
     movable = None if member.movable is None else member.movable(parameters)
     if apart is None:
         return rows_of(lambda p: member.function(p, batch, key, model), parameters, movable=movable)

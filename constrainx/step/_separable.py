@@ -48,7 +48,7 @@ def find_apart(member: Member, point: Point, key: Any, *, count: int) -> Apart |
         key: of the constraint.
         count: how many rows it has.
     """
-    batch = member.view(point.batch)
+    batch = member.view(point.batch, key, point.model)
     leaves, tree = jax.tree.flatten(batch)
     if member.slices is not None:
         return Apart(member.slices(batch), (1,), (True,) * len(leaves))

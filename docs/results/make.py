@@ -35,6 +35,7 @@ COMMANDS = {
         ["l0-cifar10", "--seeds", "3", "--methods", "learned", "gradual", "one-shot"],
         "seed0/metrics.png",
     ),
+    "continual-fmnist": (["continual-fmnist", "--seeds", "5"], "front.png"),
     "feasible-qp": (["feasible-qp"], "feasible-seed0/picture.png"),
     "feasible-qp-sine": (["feasible-qp", "--objective", "sine"], "feasible-seed0/picture.png"),
     "gp-calibration": (["gp-calibration", "--seeds", "10"], "predictive-seed0/picture.png"),

@@ -22,6 +22,7 @@ RUNS = pathlib.Path("runs/soak")
 COMMANDS = {
     "c4-fmnist": ["--epochs", "10"],
     "conservative-score": ["--steps", "40"],
+    "continual-fmnist": ["--epochs", "3"],
     "feasible-qp": ["--steps", "40"],
     "gp-calibration": ["--steps", "40"],
     "invariant-digits": ["--epochs", "8"],
