@@ -105,7 +105,8 @@ def materialise(block: Block, like: Array, rows: int) -> Float[Array, "rows ..."
     if isinstance(block, Stored):
         return block.gradients
     gradients = _einsum("nti,nkto->nkio", block.activations, block.signals)
-    return gradients.reshape(-1, *gradients.shape[2:])
+    examples, each = gradients.shape[:2]
+    return gradients.reshape(examples * each, *gradients.shape[2:])
 
 
 def _correlate_factored(first: Factored, second: Factored) -> Float[Array, "rows more_rows"]:

@@ -351,7 +351,8 @@ def _list_tokens(array: Array, *, before: int) -> Float[Array, "... tokens featu
 
 
 def _merge_rows(gradients: Float[Array, "examples rows ..."]) -> Float[Array, "all_rows ..."]:
-    return gradients.reshape(-1, *gradients.shape[2:])
+    examples, each = gradients.shape[:2]
+    return gradients.reshape(examples * each, *gradients.shape[2:])
 
 
 def _add(parts: Sequence[Array | None], zero: Array) -> Array:

@@ -110,6 +110,16 @@ class NullSpace:
         self, point: Point, gradients: PyTree, optimize: Optimize, multipliers: PyTree
     ) -> Taken:
         """One step, with one Jacobian for both of its stages."""
+        taken = self._take_all(point, gradients, optimize, multipliers)
+        if self.trust is None:
+            return taken
+        update, part = shorten(taken.update, self.trust, point.step)
+        return taken._replace(update=update, trusted=part)
+
+    def _take_all(
+        self, point: Point, gradients: PyTree, optimize: Optimize, multipliers: PyTree
+    ) -> Taken:
+        """A step of any length."""
         known, others = self._split_closed_forms(point)
         if not known:
             return self._take_rows(point, gradients, optimize, multipliers)
@@ -139,9 +149,6 @@ class NullSpace:
             descent = correct(jax.tree.map(jnp.negative, gradients), first, reach)
             gradients = jax.tree.map(jnp.negative, descent)
         taken = self._take_rows(others, gradients, optimize_and_correct, multipliers)
-        if self.trust is not None:
-            update, part = shorten(taken.update, self.trust, point.step)
-            taken = taken._replace(update=update, trusted=part)
         reports = {form.member.name: form.report(exist[form.member.name]) for form in known}
         left = (1 - shares[first]) * (1 - taken.removed)
         return taken._replace(reports={**reports, **taken.reports}, removed=1 - left)

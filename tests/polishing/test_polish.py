@@ -292,7 +292,7 @@ def test_eight_devices_polish_as_one_does(x64, model):
 
     model = Normalised(model)
     points = {"x": generator.uniform(0.2, 1, size=(10, 2))}
-    options = {"batch": 8, "tolerance": 1e-8, "keep": OTHERS, "solver": cx.LSMR(rtol=1e-13)}
+    options = {"batch": 8, "tolerance": 1e-8, "keep": OTHERS, "solver": cx.LSMR(rtol=1e-13, max_iterations=2000)}
     alone, one = cx.polish(model, Odd(), points, **options)
     sharding = Sharding.over(devices=8, fsdp=2)
     graph, rngs, state = nnx.split(model, nnx.RngState, ...)

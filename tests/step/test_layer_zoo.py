@@ -168,7 +168,7 @@ def test_products_have_more_digits_than_bfloat16(rows):
     rng = np.random.default_rng(0)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)  # noqa: E731
     stored = blocks.Stored(draw(rows, 5, 4))
-    factored = blocks.Factored(draw(rows, 2, 5), draw(rows, 2, 4))
+    factored = blocks.Factored(draw(rows, 2, 5), draw(rows, 1, 2, 4))
     weights, metric = draw(rows), draw(5, 4)
     for block in (stored, factored):
         dense = np.asarray(blocks.materialise(block, metric, rows), np.float64)
