@@ -78,7 +78,7 @@ def check_layers_commute(
                 "the rotated image are the same."
             )
     moved = _move_others(model, set(layers))
-    for before, after in itertools.pairwise([*calls, None]):
+    for before, after in itertools.zip_longest(calls, calls[1:]):
         last = layers[before.path].output
         if after is None:
             between, result = _between(moved, call, before.path, None), last
