@@ -28,7 +28,7 @@ class SparseRecipe(Recipe):
     """A classifier whose weights become few while it trains.
 
     Attributes:
-        density: the fraction of weights to keep.
+        density: the fraction of weights to keep; with a pattern, what it keeps.
         pattern: such as "2:4" to keep two of each four weights along the input axis.
         prune_by: "learned" and "magnitude" are the rules of `cx.prune`; "draws" trains the
             probabilities of masks by the optimizer of the weights, as in the paper; "nothing" is a
@@ -62,6 +62,18 @@ class SparseRecipe(Recipe):
     gamma: float = 1e-4
     finetune: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.pattern is None:
+            return
+        kept = masks.parse_pattern(self.pattern).density
+        if "density" not in self._given:
+            object.__setattr__(self, "density", kept)
+        elif abs(kept - self.density) > 1e-6:
+            raise RecipeError(
+                f"`pattern` {self.pattern!r} keeps {kept:.3g} of the weights, and `density` is "
+                f"{self.density!r}: leave `density` out."
+            )
+
     def sparsify(
         self,
         model: nnx.Module,
@@ -74,13 +86,6 @@ class SparseRecipe(Recipe):
             return make(rate)
         if self.prune_by == "draws":
             masks.add_masks(model, initial=INITIAL, pattern=self.pattern)
-            for _, probability in masks.find_probabilities(model):
-                kept = probability.pattern
-                if kept is not None and abs(kept.density - self.density) > 1e-6:
-                    raise RecipeError(
-                        f"`pattern` {self.pattern!r} keeps {kept.density:.3g} of the weights, and "
-                        f"`density` is {self.density!r}: give both alike."
-                    )
             start = round(self.begin * steps)
             attach(model, MaskBudget(self.density, gamma=self.gamma, start=start))
             return make(rate)

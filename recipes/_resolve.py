@@ -32,7 +32,7 @@ class Resolving(abc.ABCMeta):
     def __call__(cls, *unnamed: Any, _given: Mapping[str, Any] | None = None, **fields: Any) -> Any:
         """Builds the recipe; ``_given`` comes from `dataclasses.replace`, with all other fields."""
         if _given is not None:
-            before = super().__call__(**resolve(cls, _given))
+            before = super().__call__(**resolve(cls, _given), _given=_given)
             changed = {name: fields[name] for name in fields if fields[name] != vars(before)[name]}
             _refuse_choices(cls, changed)
             fields = {**_given, **changed}

@@ -148,7 +148,7 @@ class C4FMNIST(Recipe):
         rate = self.learning_rate
         schedule = optax.cosine_decay_schedule(rate, steps) if self.decay else rate
         constraint = self.constraint(steps)
-        model = LeNet(channels=(self.width, 2 * self.width), rngs=nnx.Rngs(self.seed))
+        model = self._draw_network()
         if isinstance(constraint, EquivariantKernels) and self.begins_on_constraint:
             constraint.impose(model)
         return Trainer(
@@ -226,27 +226,40 @@ class C4FMNIST(Recipe):
         return {"relative violation": float(turned / size)}
 
     def draw(self, model: Any, path: pathlib.Path) -> None:
-        """Draws the features of a rotated image beside the rotated features of the image."""
+        """Draws the features of a rotated image beside the rotated features of the image.
+
+        First of the network as it was drawn at random, without a constraint; then as it is trained.
+        """
         from matplotlib import pyplot as plt
 
         _, test = self._load()
         image = jnp.asarray(test["x"][:1])
         turned = jnp.rot90(image, axes=(1, 2))
-        features = self.features_turn_by(GROUP, 1, model.features(image)[0])
-        found = model.features(turned)[0]
-        shown = min(6, found.shape[-1])
-        size = (1.4 * (shown + 1), 3.6)
-        figure, axes = plt.subplots(2, shown + 1, figsize=size, layout="constrained")
-        for row, maps in enumerate((found, features)):
-            axes[row, 0].imshow(turned[0, ..., 0], cmap="gray")
-            for column in range(shown):
-                axes[row, column + 1].imshow(maps[..., column], cmap="viridis")
-        axes[0, 0].set_title("features of\nthe turned image", fontsize=8)
-        axes[1, 0].set_title("turned features\nof the image", fontsize=8)
+        networks = {"before training": self._draw_network(), "after": model}
+        shown = min(6, 2 * self.width)
+        size = (1.4 * (shown + 1), 7.2)
+        figure, axes = plt.subplots(4, shown + 1, figsize=size, layout="constrained")
+        for pair, (when, network) in zip((axes[:2], axes[2:]), networks.items(), strict=True):
+            maps = {
+                "features of\nthe turned image": network.features(turned)[0],
+                "turned features\nof the image": self.features_turn_by(
+                    GROUP, 1, network.features(image)[0]
+                ),
+            }
+            # One scale for both, so that equal colours are equal numbers.
+            most = jnp.maximum(*(jnp.max(array, axis=(0, 1)) for array in maps.values()))
+            for row, (what, array) in zip(pair, maps.items(), strict=True):
+                row[0].imshow(turned[0, ..., 0], cmap="gray")
+                row[0].set_title(f"{when}:\n{what}", fontsize=8)
+                for channel, axis in enumerate(row[1:]):
+                    axis.imshow(array[..., channel], cmap="viridis", vmin=0, vmax=most[channel])
         for axis in axes.flat:
             axis.set_axis_off()
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=100)
         plt.close(figure)
+
+    def _draw_network(self) -> LeNet:
+        return LeNet(channels=(self.width, 2 * self.width), rngs=nnx.Rngs(self.seed))
 
     def _load(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         if self.images == "synthetic":

@@ -15,6 +15,9 @@ from jaxtyping import Array
 from constrainx.constraints._symmetry import FiniteGroup, Representation
 from constrainx.errors import ArgumentError
 
+# How far weights that the constraint does not hold are moved before the network is tested.
+AWAY = 0.3
+
 
 class Seen(NamedTuple):
     """One call of a layer: its path, what went in and what came out."""
@@ -34,8 +37,11 @@ def check_layers_commute(
 ) -> None:
     """Raises an error that names the first place where a network does not commute with a group.
 
-    Each layer is tested by itself, and what stands between two layers from the output of one to the
-    input of the next, both on random arrays of the shapes that ``call`` gives them.
+    Each layer is tested by itself, what stands between two layers from the output of one to the
+    input of the next, and what follows the last layer if it returns an array of as many channels,
+    all on random arrays of the shapes that ``call`` gives them. Weights and statistics of other
+    layers are moved at random first: a norm whose scales are all one commutes, and after a step of
+    training it no longer does.
 
     Args:
         model: whose layers satisfy the constraint.
@@ -54,32 +60,45 @@ def check_layers_commute(
     modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
     for seen in calls:
         layer = layers[seen.path]
-        difference = _difference(
-            modules[seen.path], group, layer.input, layer.output, seen.input.shape, seen.input.dtype
-        )
+        shape, dtype = seen.input.shape, seen.input.dtype
+        try:
+            difference = _difference(
+                modules[seen.path], group, layer.input, layer.output, shape, dtype
+            )
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"the layer {seen.path!r} does not commute with {group} on inputs of shape "
+                f"{shape[1:]}: {error}"
+            ) from error
         if difference > rtol:
             raise ArgumentError(
                 f"the layer {seen.path!r} does not commute with {group} on inputs of shape "
-                f"{seen.input.shape[1:]} (relative difference {difference:.1e}): its stride or "
+                f"{shape[1:]} (relative difference {difference:.1e}): its stride or "
                 "padding breaks the symmetry. Choose them so that the windows of an image and of "
                 "the rotated image are the same."
             )
-    for before, after in itertools.pairwise(calls):
-        between = _between(model, call, before.path, after.path)
-        difference = _difference(
-            between,
-            group,
-            layers[before.path].output,
-            layers[after.path].input,
-            before.output.shape,
-            before.output.dtype,
-        )
+    moved = _move_others(model, set(layers))
+    for before, after in itertools.zip_longest(calls, calls[1:]):
+        last = layers[before.path].output
+        if after is None:
+            between, result = _between(moved, call, before.path, None), last
+            shape = jax.eval_shape(between, before.output).shape
+            if len(shape) != before.output.ndim or shape[-1] != before.output.shape[-1]:
+                continue
+            where = f"what follows the layer {before.path!r}"
+        else:
+            between = _between(moved, call, before.path, after.path)
+            result = layers[after.path].input
+            where = f"what stands between the layers {before.path!r} and {after.path!r}"
+        shape, dtype = before.output.shape, before.output.dtype
+        difference = _difference(between, group, last, result, shape, dtype)
         if difference > rtol:
+            guilty = _find_guilty(moved, call, group, layers, before.path, rtol=rtol)
             raise ArgumentError(
-                f"what stands between the layers {before.path!r} and {after.path!r} does not "
-                f"commute with {group} (relative difference {difference:.1e}): pooling must tile "
-                "the image evenly, and norms and activations must treat the channels of a block "
-                "alike."
+                f"{where} does not commute with {group} (relative difference {difference:.1e})"
+                f"{guilty}: pooling must tile the image evenly, and norms and activations must "
+                "treat the channels of a block alike, in training as well, so that a norm must not "
+                "have a scale, a bias or statistics for each channel."
             )
 
 
@@ -96,10 +115,68 @@ def record_calls(model: nnx.Module, call: Callable[[Any], Any], paths: set[str])
     return calls
 
 
+def _move_others(model: nnx.Module, held: set[str]) -> nnx.Module:
+    """A copy in which all weights and statistics of layers that are not held are others."""
+    copy, rng = nnx.clone(model), np.random.default_rng(0)
+    for path, module in nnx.iter_modules(copy):
+        if ".".join(map(str, path)) in held:
+            continue
+        for variable in vars(module).values():
+            if isinstance(variable, nnx.Param | nnx.BatchStat) and _is_array(variable):
+                value = variable[...]
+                # By factors, so that a variance stays above zero; and zeros must move, too.
+                factor = np.exp(AWAY * rng.normal(size=value.shape))
+                shift = AWAY * rng.random(value.shape)
+                variable.set_value((factor * value + shift).astype(value.dtype))
+    return copy
+
+
+def _is_array(variable: nnx.Variable) -> bool:
+    value = variable.get_value()
+    return hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def _find_guilty(
+    model: nnx.Module,
+    call: Callable[[Any], Any],
+    group: FiniteGroup,
+    layers: Mapping[str, Any],
+    before: str,
+    *,
+    rtol: float,
+) -> str:
+    """Names the modules behind a layer that do not commute by themselves, or nothing."""
+    modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+    inner = {
+        path
+        for path in modules
+        if path and (path in layers or not any(p.startswith(f"{path}.") for p in modules))
+    }
+    calls = record_calls(model, call, inner)
+    representation, found, is_behind = layers[before].output, [], False
+    for seen in calls:
+        if seen.path in layers:
+            if is_behind:
+                break
+            is_behind = seen.path == before
+        elif is_behind and seen.input.shape[-1] == seen.output.shape[-1]:
+            difference = _difference(
+                modules[seen.path],
+                group,
+                representation,
+                representation,
+                seen.input.shape,
+                seen.input.dtype,
+            )
+            if difference > rtol:
+                found.append(f"{seen.path!r}, a {type(modules[seen.path]).__name__}")
+    return f", because of {' and '.join(found)}" if found else ""
+
+
 def _between(
-    model: nnx.Module, call: Callable[[Any], Any], before: str, after: str
+    model: nnx.Module, call: Callable[[Any], Any], before: str, after: str | None
 ) -> Callable[[Array], Array]:
-    """What the network computes from the output of one layer to the input of another."""
+    """What the network computes from the output of one layer to the input of another, or on."""
 
     def function(x: Array) -> Array:
         found: list[Array] = []
@@ -113,8 +190,9 @@ def _between(
             found.append(given)
             return layer(given)
 
-        call(_with_calls(model, {before: replace, after: stop}))
-        return found[-1]
+        stops = {} if after is None else {after: stop}
+        result = call(_with_calls(model, {before: replace, **stops}))
+        return result if after is None else found[-1]
 
     return function
 

@@ -118,6 +118,9 @@ class EquivariantKernels(Constraint):
     def check(self, model: nnx.Module, call: Callable[[Any], Any], *, rtol: float = 1e-4) -> None:
         """Raises an error that names where the network does not commute with the group.
 
+        Weights and statistics that the constraint does not hold are given other values for this,
+        as training would: a `BatchNorm` or a scale for each channel commutes only until then.
+
         Args:
             model: the model; it is not changed.
             call: runs the network from its input to its features, as in

@@ -70,6 +70,21 @@ def test_a_dense_layer_on_vectors_is_a_multiple_of_rotations():
     np.testing.assert_allclose(layer.kernel[...].T, expected, atol=1e-6)
 
 
+def test_a_dense_layer_commutes_with_matrices_of_ones_own():
+    """The symmetries of a triangle leave multiples of the identity, by Schur's lemma."""
+    cos, sin = -0.5, np.sqrt(0.75)
+    turn, mirror = np.array([[cos, -sin], [sin, cos]]), np.diag([1.0, -1.0])
+    triangle = cx.groups.MatrixGroup.generated_by([turn, mirror])
+    model = nnx.Dict(layer=nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    before = np.asarray(model.layer.kernel[...])
+    model.layer.bias.set_value(jnp.ones(2))
+    cx.EquivariantKernels(triangle, (("layer", Vector(), Vector()),)).nearest(model)
+    assert triangle.order == 6
+    expected = np.trace(before) / 2 * np.eye(2)
+    np.testing.assert_allclose(model.layer.kernel[...], expected, atol=1e-6)
+    np.testing.assert_allclose(model.layer.bias[...], 0, atol=1e-6)
+
+
 def test_the_nearest_kernel_is_the_dense_projection():
     """Against the projector on the null space of K ↦ K − g·K, computed densely."""
     model = small_lenet()
@@ -198,6 +213,24 @@ def test_what_does_not_commute_is_named():
         check(Pooled(nnx.relu, padding=((1, 1), (0, 1))))
     with pytest.raises(ValueError, match="does not run 'second'"):
         constraint.check(Pooled(nnx.relu), lambda m: m.first(image))
+    with pytest.raises(ValueError, match=r"the layer 'second' does not commute .* square"):
+        check(Pooled(nnx.relu, strides=(2, 1)))
+    with pytest.raises(ValueError, match="what follows the layer 'second' does not commute"):
+        constraint.check(Pooled(nnx.relu), lambda m: m(image)[:, :4, :4])
+
+
+def test_norms_that_training_would_make_differ_are_named():
+    """As they are built they commute: scales are all one, statistics all alike."""
+    constraint, image, rngs = cx.EquivariantKernels(C4, TURNS), jnp.ones((1, 8, 8, 1)), nnx.Rngs(0)
+    plain = nnx.LayerNorm(4, use_scale=False, use_bias=False, rngs=rngs)
+    constraint.check(Pooled(plain), lambda m: m(image))
+    for norm in (nnx.LayerNorm(4, use_bias=False, rngs=rngs), nnx.BatchNorm(4, rngs=rngs)):
+        model = Pooled(norm)
+        before = nnx.state(model)
+        match = f"'first' and 'second' .* because of 'between', a {type(norm).__name__}"
+        with pytest.raises(ValueError, match=match):
+            constraint.check(model, lambda m: m(image))
+        jax.tree.map(np.testing.assert_array_equal, nnx.state(model), before)
 
 
 @pytest.mark.parametrize(

@@ -291,8 +291,10 @@ def test_eight_devices_polish_as_one_does(x64, model):
             return self.norm(self.inner(x))
 
     model = Normalised(model)
-    points = {"x": generator.uniform(0.2, 1, size=(10, 2))}
-    options = {"batch": 8, "tolerance": 1e-8, "keep": OTHERS, "solver": cx.LSMR(rtol=1e-13, max_iterations=2000)}
+    # Far apart, so that the rows do not nearly depend on each other.
+    points = {"x": generator.normal(size=(10, 2)) * 2}
+    solver = cx.LSMR(rtol=1e-13, max_iterations=1000)
+    options = {"batch": 8, "tolerance": 1e-8, "solver": solver}
     alone, one = cx.polish(model, Odd(), points, **options)
     sharding = Sharding.over(devices=8, fsdp=2)
     graph, rngs, state = nnx.split(model, nnx.RngState, ...)
@@ -300,7 +302,9 @@ def test_eight_devices_polish_as_one_does(x64, model):
     spread, many = cx.polish(placed, Odd(), points, **options)
     assert one.met
     assert many.met
-    np.testing.assert_allclose(ravel(spread), ravel(alone), atol=1e-8)
+    # Steps end where violations are 1e-8, divided by the smallest singular value of the rows.
+    np.testing.assert_allclose(ravel(spread), ravel(alone), atol=2e-6)
+    assert float(jnp.abs(ravel(alone) - ravel(model)).max()) > 0.01
     leaves = jax.tree.leaves(nnx.state(spread, nnx.Param))
     assert all(leaf.sharding.mesh.size == 8 for leaf in leaves)
 

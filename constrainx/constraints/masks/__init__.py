@@ -22,6 +22,7 @@ from constrainx.constraints.masks._follow import RuleState as RuleState
 from constrainx.constraints.masks._follow import follow_rule as follow_rule
 from constrainx.constraints.masks._optimizer import with_mask_rate as with_mask_rate
 from constrainx.constraints.masks._pattern import Pattern as Pattern
+from constrainx.constraints.masks._pattern import parse_pattern as parse_pattern
 from constrainx.constraints.masks._pattern import split_groups as split_groups
 from constrainx.constraints.masks._phases import Phases as Phases
 from constrainx.constraints.masks._probability import Masked as Masked

@@ -21,16 +21,16 @@ def find_gradient_sizes(
         places: the paths of the parameters.
         decay: of ν, to correct it for its start at zero as Adam does.
     """
+    flat: dict[tuple[str, ...], Array] = {}
+    # Several optimizers, each for some of the parameters, have a tree of moments each.
     for _, moments in optax.tree_utils.tree_get_all_with_path(state, "nu"):
-        flat = {
-            name_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(moments)
-        }
-        found = [flat.get(place) for place in places]
-        if all(leaf is not None for leaf in found):
-            count = optax.tree_utils.tree_get_all_with_path(state, "count")
-            taken = jnp.asarray(count[0][1], float) if count else jnp.inf
-            return [jnp.sqrt(leaf / (1 - decay**taken)) for leaf in found]  # type: ignore[operator]
-    return None
+        leaves = jax.tree_util.tree_leaves_with_path(moments)
+        flat |= {name_path(path): leaf for path, leaf in leaves}
+    if not all(place in flat for place in places):
+        return None
+    count = optax.tree_utils.tree_get_all_with_path(state, "count")
+    taken = jnp.asarray(count[0][1], float) if count else jnp.inf
+    return [jnp.sqrt(flat[place] / (1 - decay**taken)) for place in places]
 
 
 def name_path(path: tuple[Any, ...]) -> tuple[str, ...]:
