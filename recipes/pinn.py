@@ -107,7 +107,7 @@ class PINN(Recipe):
     ansatz: bool = False
     squares: bool = False
     momentum: float = 0.9
-    trust: float = 1.0
+    trust: float = 0.3
     damping: float = 1e-6
 
     def trainer(self, **options: Any) -> Trainer:
