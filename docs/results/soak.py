@@ -31,6 +31,7 @@ COMMANDS = {
     "l0-svhn": ["--epochs", "4"],
     "o3-inertia": ["--epochs", "5"],
     "periodic-regression": ["--steps", "40"],
+    "pinn": ["--steps", "40"],
     "robust-digits": ["--epochs", "8"],
 }
 HEADINGS = ("recipe", "resumed on", "kills", "in saves", "lost", "difference", "undisturbed")
