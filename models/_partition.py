@@ -28,9 +28,10 @@ def name_axes(*axes: str | None) -> dict[str, Any]:
 def split_examples(x: Float[Array, "batch ..."]) -> Float[Array, "batch ..."]:
     """Keeps activations split by examples where parameters are split over `fsdp`.
 
-    Around a loop XLA may otherwise split activations as the parameters are, by channels, and move
-    the former over the network in place of the latter. On other meshes, and where the devices do
-    not divide the batch, such as for single examples under `jax.vmap`, nothing happens.
+    In a loop XLA may otherwise split activations by channels, as the parameters are, and move
+    them between devices in place of parameters. On other meshes nothing happens, nor where the
+    devices do not divide the batch, as for single examples under `jax.vmap`. JAX refuses it under
+    a `jax.vmap` whose `spmd_axis_name` is one of the same two axes.
 
     >>> import jax.numpy as jnp
     >>> split_examples(jnp.ones((2, 3))).shape
