@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from constrainx.models._partition import split_examples
+
 
 def repeat_modules(
     modules: Sequence[nnx.Module],
@@ -37,9 +39,10 @@ def repeat_modules(
     whole = len(modules) // period
 
     def apply(graph: nnx.GraphDef, x: Array, state: nnx.State, inputs: Array) -> Array:
+        x = split_examples(x)
         for module, given in zip(nnx.merge(graph, state), inputs, strict=True):
             x = module(x, given)
-        return x
+        return split_examples(x)
 
     if remat:
         apply = jax.checkpoint(apply, static_argnums=0)
