@@ -28,7 +28,7 @@ docs: .venv/docs
 bench: .venv/dev
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# The tables and pictures of docs/recipes.md; about an hour on two cores.
+# The tables and pictures of docs/recipes; about an hour on two cores.
 results: .venv/dev
 	$(BIN)/python docs/results/make.py
 

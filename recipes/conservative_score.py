@@ -12,7 +12,7 @@ evaluates its oracle one level of noise off, with kernels on points that are noi
 metric is as defined, so the paper's figures are only a rough guide: Asym 2.7e-3, 3.4e-3 and 4.3e-3,
 NLL 3.70, 3.53 and 3.69 on the three data sets. A data set takes three minutes on two idle cores. On
 spirals, "nullspace" has Asym 7e-3 and NLL 3.31, against 0.57 and 3.61 for "usbm", 0.29 and 3.59 for
-"qcsbm"; docs/recipes.md has the others.
+"qcsbm"; docs/recipes/conservative-score.md has the others.
 """
 
 from __future__ import annotations

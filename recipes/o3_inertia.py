@@ -12,7 +12,7 @@ norm sums over the nine entries. The paper reports 0.11 and 0.18 for the null sp
 for augmentation. It does not say how these are normalised, so they can be compared with each other
 but not with ours. Ours, over three seeds at 40 s a run on two idle cores: 0.095 and 0.32 for
 "nullspace", 0.123 and 0.89 for "augmentation", 0.117 and 0.88 for "paper". Given the same time,
-augmentation for more epochs does even better; docs/recipes.md has the table.
+augmentation for more epochs does even better; docs/recipes/o3-inertia.md has the table.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from constrainx.recipes import all_recipes
 from .import_contract import LAYERS, read_modules
 
 ROOT = pathlib.Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "recipes").glob("*.md")]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(PAGES)]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
 

@@ -1,4 +1,4 @@
-"""Runs the comparisons in docs/recipes.md, and puts their tables and pictures beside this file.
+"""Runs the comparisons in docs/recipes, and puts their tables and pictures beside this file.
 
 ``make results`` runs all of them, ``python docs/results/make.py o3-inertia`` runs one, and
 ``python docs/results/make.py o3-inertia-equal-time`` one in which every method has the same time.
