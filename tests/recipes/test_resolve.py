@@ -12,6 +12,7 @@ import pytest
 from constrainx.cli._arguments import parse_with_fields
 from constrainx.errors import ArgumentError
 from constrainx.recipes import Recipe, RecipeError, all_recipes, gp_calibration
+from constrainx.recipes._continual_rivals import InputNullSpace
 from constrainx.recipes.conservative_score import ConservativeScore
 from constrainx.recipes.gp_calibration import GpCalibration
 from constrainx.recipes.o3_inertia import O3Inertia
@@ -30,6 +31,9 @@ ACTS = {
     ("c4-fmnist", "penalty-strong"): "penalty",
     ("conservative-score", "nullspace"): "nullspace",
     ("conservative-score", "paper"): "nullspace",
+    ("continual-fmnist", "unchanged"): "nullspace",
+    ("continual-fmnist", "a-gem"): "nullspace",
+    ("continual-fmnist", "nscl"): InputNullSpace(),
     ("feasible-qp", "penalty"): "penalty",
     ("feasible-qp", "penalty-projected"): "penalty",
     ("invariant-digits", "nullspace"): "nullspace",
@@ -52,6 +56,10 @@ ACTS = {
     ("o3-inertia", "lagrangian"): "lagrangian",
     ("periodic-regression", "nullspace"): "nullspace",
     ("periodic-regression", "penalty"): "penalty",
+    ("pinn", "nullspace"): "nullspace",
+    ("pinn", "gauss-newton"): "nullspace",
+    ("pinn", "penalty"): "penalty",
+    ("pinn", "lagrangian"): "lagrangian",
     ("robust-digits", "nullspace"): "nullspace",
 }
 
