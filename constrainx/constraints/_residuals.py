@@ -35,7 +35,7 @@ class Residuals(Constraint):
     ...     model, cx.constrain(optax.identity(), fit, model=model), wrt=nnx.Param
     ... )
     >>> no_loss = jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param))
-    >>> optimizer.update(model, no_loss, batch={"x": x, "y": 3 * x + 1})
+    >>> _ = optimizer.update(model, no_loss, batch={"x": x, "y": 3 * x + 1})
     >>> print(model.kernel[...].round(2), model.bias[...].round(2))
     [[3.]] [1.]
 
