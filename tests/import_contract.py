@@ -38,6 +38,7 @@ PUBLIC_FILES = (
     "__main__",
     "trainers.adversarial",
     "trainers.classification",
+    "trainers.equations",
     "trainers.score_matching",
     "recipes.*",
 )
